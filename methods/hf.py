@@ -222,7 +222,8 @@ def dflash_module(head: DFlash) -> Any:
         from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
     except ImportError:
         raise EnvironmentFault(
-            "this transformers has no DFlash drafter", "pip install 'transformers>=5.23'"
+            "the installed version of transformers has no DFlash",
+            "pip install 'transformers>=5.23'",
         ) from None
     config = MuseGlimmerAssistantConfig(
         **asdict(replace(head.shape, model_type=MuseGlimmerAssistantConfig.model_type)),

@@ -92,8 +92,8 @@ class Lookahead(Method):
             committed = session.commit(session.verify(draft, logits[: draft.nodes + 1]))
             if newest and session.finish is None:
                 # Step 3: add a row to the window, and n-grams to the pool.
-                behind = host.ids([node + 1 for node in newest], session.device)
-                new = host.numbers(ranking.argmax(logits.index_select(0, behind)))
+                rows_after = host.ids([node + 1 for node in newest], session.device)
+                new = host.numbers(ranking.argmax(logits.index_select(0, rows_after)))
                 full = len(rows) == n
                 for at, gram in enumerate(zip(*rows[1:], new, strict=True) if full else ()):
                     kept = pool.setdefault(rows[0][at - 1] if at else root, [])

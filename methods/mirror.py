@@ -50,9 +50,9 @@ class MirrorDrafter(Preparer):
         """Prefill the draft model."""
         self.rollouts = Rollouts(self.session, self.params.length, self.params.candidates)
 
-    def prepare(self, told: Sequence[Guess]) -> None:
+    def prepare(self, outcomes: Sequence[Guess]) -> None:
         """Carry out the draft's part of step 3."""
-        self.rollouts.prepare(told)
+        self.rollouts.prepare(outcomes)
 
 
 class Mirror(Method):

@@ -40,14 +40,12 @@ class SsdDrafter(Preparer):
         """Prefill the draft model."""
         self.rollouts = Rollouts(self.session, self.params.length, self.params.guesses)
 
-    def prepare(self, told: Sequence[Guess]) -> None:
+    def prepare(self, outcomes: Sequence[Guess]) -> None:
         """Carry out the draft's part of step 2. The target predicts nothing, so the draft guesses
         the outcomes."""
         self.rollouts.complete()  # compute the KV entries of the current window
-        outcomes = self.rollouts.guess(
-            self.params.guesses
-        )  # (number of accepted tokens, next token)
-        self.rollouts.prepare(outcomes)
+        guesses = self.rollouts.guess(self.params.guesses)  # (number accepted, next token)
+        self.rollouts.prepare(guesses)
 
 
 class Ssd(Method):

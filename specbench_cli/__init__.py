@@ -1,12 +1,12 @@
-"""Benchmark of speculative decoding: which method is fastest on this machine, and is it lossless?
+"""Benchmark of speculative decoding: speed, acceptance, and equality of outputs.
 
     import specbench_cli as sb
 
     run = sb.run(methods=["sps", "pld"], tasks=["mini"], limit=12, max_new_tokens=64)
     run.summary
 
-docs/how-to/python.md describes the API. Names are imported on first use, so that importing the
-package loads neither torch nor pandas.
+docs/how-to/python.md describes the Python API. Its names are imported on first use, because they
+need torch and pandas, which take seconds to import.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Entry point of `specbench` and `python -m specbench_cli`.
 
-Ctrl-C during the imports ends the program without a traceback. The garbage collector is off during
-the imports: all imported objects stay alive, and collecting would take a tenth of a light command's
-time.
+Ctrl-C during the imports ends the program without a traceback. Garbage collection is disabled
+during the imports, because imported objects stay alive anyway. This saves a tenth of a fast
+command's time.
 """
 
 import gc
@@ -17,12 +17,14 @@ from specbench_cli.errors import ExitCode
 
 def main() -> NoReturn:
     """Run the command line, see `app.main`."""
-    # Child processes must not import modules from the working folder, which may be another
-    # person's.
+    # Do not let child processes import modules from the working folder, whose files may come from
+    # another person.
     os.environ["PYTHONSAFEPATH"] = "1"
     _leave_out_working_folder()
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # else it is ignored, or another program set it
+    if (
+        before is signal.default_int_handler
+    ):  # otherwise the signal is ignored, or has another handler
         signal.signal(signal.SIGINT, _leave)
     gc.disable()
     from specbench_cli import app
@@ -34,13 +36,13 @@ def main() -> NoReturn:
 
 
 def _leave_out_working_folder() -> None:
-    """Remove the working folder from `sys.path`, where `python -m` puts it.
+    """Remove the working folder from `sys.path`, to which `python -m` adds it.
 
-    Another person's folder could contain a `yaml.py`, or methods as entry points. A checkout that
-    is run without installation keeps its folder.
+    Its files may come from another person, e.g. a malicious `yaml.py`. If specbench itself is
+    in that folder, as in a checkout of the repository, the folder is not removed.
     """
     try:
-        here = os.getcwd()  # noqa: PTH109 (pathlib could be imported from there)
+        here = os.getcwd()  # noqa: PTH109 (importing pathlib could load a file of that folder)
     except OSError:  # the folder was removed
         return
     if sys.path[:1] == [here] and here != __file__.removesuffix("/specbench_cli/__main__.py"):
@@ -48,7 +50,7 @@ def _leave_out_working_folder() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Exit immediately. Nothing can be lost yet."""
+    """Exit at once. No work has been done yet."""
     os.write(2, b"error: interrupted\n")
     os._exit(ExitCode.INTERRUPTED)
 

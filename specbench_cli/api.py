@@ -2,60 +2,61 @@
 
 >>> from specbench_cli.api import Draft, Method, MethodParams, Session
 
-Everything else belongs to the engine and may change. The groups below are ordered from what every
-method needs to what few methods need.
+All other modules may change in any release. The groups below are ordered from names that every
+method needs to names that few methods need.
 """
 
 from __future__ import annotations
 
 import pathlib
 
-# A method and its parameters, each a `Field`. `NumberOrAuto` is a whole number or `AUTO`, the best
-# value for the measured forward costs (`Method.uses_costs`). `Widths` are a tree's, level by level.
+# Base classes of a method and of its parameters. `NumberOrAuto` is a whole number, or `AUTO`: the
+# engine chooses it from measured forward costs (`Method.uses_costs`). `Widths` are the numbers of
+# nodes of a tree by level.
 from pydantic import Field
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.params import AUTO, Claim, MethodParams, NumberOrAuto, Widths, WordList
 
-# Session of a request, and of a peer, which decodes with its own loop.
+# Session of a request: all that a method needs to decode it. A peer has its own decoding loop.
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.sampling import Sampling, hash_key
 
-# Input and output of a forward, and the metered model that runs it.
+# Input and output of a forward, and the model that runs and counts forwards.
 from specbench_cli.engine.types import SUBLAYERS, Features, Hidden, Input, ModelOutput, Tokens
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, ModelInput, Part, State
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.partial import Partial
 
-# Drafts, draw modes, and the results of verification.
+# Drafts, how their tokens were drawn, and the results of verification.
 from specbench_cli.engine.types import Draft, Guarantee, DrawMode, Origin, Outcome, Rule, Step
 from specbench_cli.engine.verify.choosing import Pick
 
-# Lossy accept rules, and the parameters that select one.
+# Accept rules of lossy methods, and the parameters that select one.
 from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule, DraftContext
 from specbench_cli.engine.verify.random import Random
 
 # Segments: the draft model writes a segment, and a rule of the method accepts or rejects it as a
-# whole. Token accounting counts the tokens of each author, kept and discarded.
+# whole. The engine counts kept and discarded tokens of each model.
 from specbench_cli.engine.segments.rules import SegmentParams, SegmentRule
 from specbench_cli.engine.segments.segments import Segments, mean_log_prob
 
-# Chains of one or several sequences. The draft length is a number, or a rule that decides after
-# each token.
+# Drafts that are chains of tokens, for one or several sequences. The draft length is a number, or a
+# rule that decides after each draft token whether to continue.
 from specbench_cli.engine.drafting.chains import draft_chains, draw_chain
 from specbench_cli.engine.drafting.draft_model_method import DraftModelMethod
 from specbench_cli.engine.drafting.length_params import LengthParams, LengthRule
 from specbench_cli.engine.drafting.length_rules import create_length_rule
 from specbench_cli.engine.drafting.lengths import FixedLength, Length
 
-# For methods that learn: a topic classifier for prompts.
+# A classifier of prompts by topic, for methods that learn.
 from specbench_cli.engine.learning import Topics
 
-# Trees, with one forward per level (`Levels`). The shape is a fixed template, filled by rank
-# (`fill`), or grows where the draft model is confident (`Growth`). `grow` calls `expand` and
-# `select`. `create_size_rule` selects the number of nodes with the best cost, up to `max_nodes`.
+# Drafts that are trees, drafted with one forward per level (`Levels`). A tree has a fixed shape
+# (`TreeTemplate`, `fill`), or grows where the draft model is confident (`Growth`): `grow` calls
+# `expand` and `select`. `create_size_rule` chooses the number of nodes, up to `max_nodes`.
 from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.engine.drafting.levels import HeadLevels, Levels
 from specbench_cli.engine.drafting.template import (
@@ -78,24 +79,24 @@ from specbench_cli.engine.drafting.growth import (
 )
 from specbench_cli.engine.drafting.growth_params import GrowthParams, Nodes, max_nodes
 
-# Drafting without a model: all occurrences of a string in fixed texts.
+# Drafting from fixed texts without a model: find all occurrences of a token sequence.
 from specbench_cli.engine.drafting.suffix_array import SuffixArray
 
-# For a draft model with another tokenizer: the text in its tokens.
+# The text in the tokens of a draft model that has another tokenizer than the target.
 from specbench_cli.engine.drafting.transcript import Transcript
 
-# For stages that verify each other's trees: tree shapes, merged trees, acceptance of siblings
-# (`siblings`), order of tokens (`ranking`), and transfers between a device and the host (`host`).
+# For methods that verify trees themselves: tree shapes, merged trees, acceptance of siblings
+# (`siblings`), order of tokens (`ranking`), and transfers between device and host (`host`).
 from specbench_cli.engine import host
 from specbench_cli.engine.verify import ranking, siblings
 from specbench_cli.engine.verify.tree import merge_trees, build_tree_mask, build_tree
 
-# Parallel drafting: a drafter in a worker, which receives messages.
+# Drafting in parallel with the target: a drafter in a worker process, and its messages.
 from specbench_cli.engine.workers.drafter import DraftSession, Drafter
 from specbench_cli.engine.workers.message import Message
 from specbench_cli.engine.workers.transport import Worker
 
-# Windows that such a drafter prepares for several possible outcomes.
+# Drafts that such a drafter prepares for several possible verification outcomes.
 from specbench_cli.engine.workers.rollouts import (
     Guess,
     Preparer,
@@ -124,7 +125,7 @@ from specbench_cli.engine.models.checkpoint import (
 )
 from specbench_cli.engine.models.state import KVState, LayerShape
 
-# Fused heads and draft models: rotary embeddings, layer stacks, a full decoder, and layer readers.
+# Fast implementations of heads and draft models: rotary embeddings, layer stacks, a full decoder.
 from specbench_cli.engine.models.attention import RotaryEmbedding
 from specbench_cli.engine.models.fused import ROPE_TYPES, FusedDecoder, FusedStack, fits
 from specbench_cli.engine.models.layers import (
@@ -135,7 +136,7 @@ from specbench_cli.engine.models.layers import (
 )
 from specbench_cli.engine.models.forward_plan import Scratch
 
-# Errors of the environment, of a method, and of the user's input.
+# Errors: of the environment, of a method, and of the user's input.
 from specbench_cli.errors import EnvironmentFault, MethodFault, UsageError
 
 __all__ = [
@@ -263,18 +264,18 @@ __all__ = [
 
 
 def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
-    """Return the hash of a decoder's weight files, or of another file in their folder.
+    """Return the SHA-256 of a decoder's weight files, or of another file in their folder.
 
     Return None if the decoder was not loaded from a folder, or the file does not exist.
     """
-    # Lazy: the import takes a second. A caller that has a decoder has already imported it.
+    # Imported here, because the module imports torch, which takes a second.
     from specbench_cli.engine.models import load
 
     return load.sha256_of(decoder, file)
 
 
 def load_weights(folder: pathlib.Path, config: object) -> Weights:
-    """Return the tensors of a model whose family `fits`.
+    """Return the weights of a model. Its architecture must be supported; see `fits`.
 
     Raises:
         EnvironmentFault: the tensors do not match the config.
@@ -321,11 +322,11 @@ FORMER_NAMES = {
     "told_ids": "output_id_tensors",
     "tree_of": "build_tree",
 }
-"""Former name of a member of this module -> its name."""
+"""Current name of each member of this module by its former name."""
 
 
 def __getattr__(name: str) -> object:
-    """Return a member by its former name."""
+    """Return a member of this module by its former name, with a DeprecationWarning."""
     from specbench_cli.former_names import get_renamed
 
     return get_renamed(__name__, FORMER_NAMES, name)

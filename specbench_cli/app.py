@@ -1,6 +1,6 @@
 """Command line: commands, exit codes and error messages.
 
-This module imports nothing heavy: `specbench --help` needs no torch.
+This module does not import torch, so that `specbench --help` is fast.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import errno
 import gc
 import logging
 import os
+import platform
 import signal
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Sequence
+from importlib import metadata
 from types import FrameType
 from typing import Annotated, Any, NoReturn, TextIO, cast
 
@@ -54,6 +56,7 @@ from specbench_cli.errors import (
     to_write_error,
     truncate,
 )
+from specbench_cli.measure import environment
 
 OWN_PACKAGES = (*registry.SIBLING_PACKAGES, "specbench_cli")
 
@@ -75,7 +78,7 @@ MOVED_COMMANDS = {
     ("train", "compare"): "studies compare",
     ("report", "--scaling"): "studies scaling",
 }
-"""Former commands and options, with the recipe of the repository that each became."""
+"""Former commands and options, each with the recipe in the repository that replaces it."""
 
 MAX_TRACE_LENGTH = 20_000
 """Maximum number of characters of a traceback that are printed or logged."""
@@ -104,6 +107,11 @@ app.add_typer(train, name=TRAIN)
 def _print_version(wanted: bool) -> None:
     if wanted:
         output.data(f"specbench {__version__}")
+        commit = environment.git()
+        if commit is not None:
+            output.data(f"commit {commit['commit'][:8]}" + " with changes" * commit["dirty"])
+        output.data(f"Python {platform.python_version()}")
+        output.data(f"torch {metadata.version('torch')}")
         raise typer.Exit
 
 
@@ -113,7 +121,10 @@ def _top(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Show versions and exit.",
         ),
     ] = False,
     tracebacks: Annotated[
@@ -134,7 +145,7 @@ def main(
 
     Args:
         args: Arguments after the program's name. Default: those of this process.
-        commands: Commands that the arguments may name. None means all of `app`.
+        commands: Available commands. None means all commands of `app`.
         program: Name of the program in its help.
     """
     output.open_closed_streams()
@@ -142,7 +153,7 @@ def main(
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     sys.stdout = cast(TextIO, output.NamedStream(sys.stdout, "stdout"))
-    own = args is None  # otherwise the caller's program continues, and handles Ctrl-C itself
+    own = args is None  # otherwise the calling program handles Ctrl-C itself
     if own and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     for number in _STOP_SIGNALS:
@@ -152,11 +163,11 @@ def main(
         sys.unraisablehook = _resend_signal
         _escape_python_messages()
     code = _run(list(sys.argv[1:] if args is None else args), commands, program)
-    if signal.getsignal(signal.SIGINT) is _interrupt:  # output is done
+    if signal.getsignal(signal.SIGINT) is _interrupt:  # all output is written
         signal.signal(signal.SIGINT, lambda *_: os._exit(code))
     code = _flush_stdout(code)
     if own:
-        gc.freeze()  # at exit, Python would traverse torch twice, for seconds
+        gc.freeze()  # otherwise garbage collection at exit takes seconds
     if (
         own and registry.has_loaded_plugin()
     ):  # an exit handler of a plug-in could change the exit code
@@ -165,7 +176,7 @@ def main(
 
 
 def _run(args: list[str], commands: typer.Typer | None = None, program: str = "specbench") -> int:
-    """Run a command and return its exit code. All errors have been printed."""
+    """Run a command, print its errors, and return its exit code."""
     if TRACEBACK in args:  # may precede or follow the command
         os.environ["SPECBENCH_DEBUG"] = "1"
         args = [arg for arg in args if arg != TRACEBACK]
@@ -201,8 +212,8 @@ def _run(args: list[str], commands: typer.Typer | None = None, program: str = "s
 
 
 def _print_unexpected_error(fault: Exception) -> int:
-    """Print an error that no command raised on purpose, and return its exit code."""
-    if _interrupted:  # an import in progress turned it into another exception
+    """Print an exception that is not a SpecbenchError, and return its exit code."""
+    if _interrupted:  # an import converted KeyboardInterrupt into this exception
         output.error("interrupted")
         return ExitCode.INTERRUPTED
     if hasattr(fault, "format_message"):
@@ -220,9 +231,9 @@ def _print_unexpected_error(fault: Exception) -> int:
 
 
 def _check_folders(args: Sequence[str]) -> None:
-    """Raise UsageError if the folder name of `--out` contains a line break.
+    """Raise UsageError if the value of `--out` contains a line break.
 
-    Lists of runs and files have one name per line.
+    Other commands list such names, one per line.
     """
     for option, value in zip(args, [*args[1:], ""], strict=False):
         name, given, joined = option.partition("=")
@@ -231,18 +242,18 @@ def _check_folders(args: Sequence[str]) -> None:
 
 
 def _check_moved(args: Sequence[str]) -> None:
-    """Raise UsageError if the arguments name a command that is now a recipe of the repository."""
+    """Raise UsageError if the arguments name a former command (see `MOVED_COMMANDS`)."""
     for (command, word), recipe in MOVED_COMMANDS.items():
         if args[:1] == [command] and word in (args[1:2] if command == TRAIN else args):
             raise UsageError(
-                f"`specbench {command} {word}` has moved: it is a recipe of the repository now, and"
-                " not part of the package",
+                f"`specbench {command} {word}` is no longer part of the package: it is now a recipe"
+                " in the repository",
                 f"in a checkout of the repository: python -m recipes.{recipe} --help",
             )
 
 
 def _flush_stdout(code: int) -> int:
-    """Flush stdout and return the exit code, or the code of the error if the disk is full."""
+    """Flush stdout. Return the exit code, or that of a write error such as a full disk."""
     try:
         sys.stdout.flush()
     except OSError as fault:
@@ -254,13 +265,13 @@ def _flush_stdout(code: int) -> int:
 
 
 def _select_commands(args: list[str], whole: typer.Typer | None = None) -> typer.Typer:
-    """Return an app with only the command that the first arguments name.
+    """Return an app that has only the command named by the first arguments.
 
-    Building all commands takes a fifth of a light command's time. For the general help, the
-    commands have no options. For a misspelt name or a shell's completions, all commands are built.
+    Building the options of all commands is slow. The general help needs only their names and
+    descriptions. Suggestions for a misspelt name and shell completions need all commands.
 
     Args:
-        whole: Commands to choose from. None means all of `app`.
+        whole: Commands to choose from. None means all commands of `app`.
     """
     whole = app if whole is None else whole
     one, name = copy.copy(whole), args[:1]
@@ -286,7 +297,7 @@ def _select_commands(args: list[str], whole: typer.Typer | None = None) -> typer
 
 
 def with_all_options(whole: typer.Typer | None = None) -> typer.Typer:
-    """Return the app, or a group of its commands, whose commands have all their options."""
+    """Return the app, or a group of commands, in which all commands have their options."""
     whole = app if whole is None else whole
     every = copy.copy(whole)
     every.registered_commands = [_with_options(each) for each in whole.registered_commands]
@@ -298,7 +309,7 @@ def with_all_options(whole: typer.Typer | None = None) -> typer.Typer:
 
 
 def _with_options(command: CommandInfo) -> CommandInfo:
-    """Return a command with its options, which are built from config models."""
+    """Return a command with its options, which are created from config models."""
     whole = copy.copy(command)
     whole.callback = options.build(command.callback) if command.callback else None
     return whole
@@ -312,7 +323,7 @@ def _with_commands(group: TyperInfo, commands: typer.Typer) -> TyperInfo:
 
 
 def _without_options(command: CommandInfo) -> CommandInfo:
-    """Return a command with its help text only."""
+    """Return a command that has a help text but no options."""
 
     def words() -> None: ...
 
@@ -323,7 +334,7 @@ def _without_options(command: CommandInfo) -> CommandInfo:
 
 
 _interrupted: list[int] = []
-"""Signals received so far."""
+"""Numbers of the interrupt signals received so far."""
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -332,14 +343,13 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def normalize_help(command: Any) -> None:
-    """Prepare the help of a command and of its subcommands.
+    """Change the help of a command and of its subcommands.
 
-    Typer prints the types of values, defaults in parentheses, and the examples last. This shows
-    placeholders instead of types, defaults as `[default: X]`, and the examples first.
+    Show placeholders instead of types, defaults as `[default: X]`, and examples before the options.
     """
     context = typer.Context(command, help_option_names=HELP)
     for param in command.get_params(context):
-        type_of = getattr(param, "display_type_rich", None)  # older typers have none
+        type_of = getattr(param, "display_type_rich", None)  # old versions of typer lack it
         if param.param_type_name == "argument":
             _simplify_usage(param)
             if type_of and "|" not in type_of(context):
@@ -364,7 +374,7 @@ def normalize_help(command: Any) -> None:
 
 
 def _simplify_usage(argument: Any) -> None:
-    """Show a positional argument as `RUN`, `[RUN]`, `RUN...` or `[RUN]...` in the usage line."""
+    """Show an argument as `RUN`, `[RUN]`, `RUN...` or `[RUN]...` in the usage line."""
     word = str(argument.metavar)
     word = word if argument.required or " " in word else f"[{word}]"
     word += "..." if argument.nargs == -1 and " " not in word else ""
@@ -376,7 +386,7 @@ def _one_line(paragraph: str) -> str:
 
 
 class _StopSignal(KeyboardInterrupt):
-    """A signal that all code below handles like Ctrl-C."""
+    """Base class for signals that end the program. Other code handles them like Ctrl-C."""
 
     exit_code: ExitCode
     word: str
@@ -398,7 +408,7 @@ if hasattr(signal, "SIGHUP"):
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    for other in _STOP_SIGNALS:  # a shutdown sends several signals, and one is enough
+    for other in _STOP_SIGNALS:  # ignore further signals, which a shutdown sends
         signal.signal(other, signal.SIG_IGN)
     raise _STOP_SIGNALS[number]
 
@@ -407,7 +417,7 @@ _AGAIN_S = 0.01
 
 
 def _resend_signal(args: sys.UnraisableHookArgs) -> None:
-    """Send a signal again that arrived during a finaliser, where Python discards exceptions."""
+    """Send a signal again if it arrived in a finalizer, where Python discards the exception."""
     if not isinstance(args.exc_value, KeyboardInterrupt):
         lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
         _note_trace(f"{args.err_msg or 'Exception ignored in'}: {args.object!r}\n{''.join(lines)}")
@@ -419,15 +429,17 @@ def _resend_signal(args: sys.UnraisableHookArgs) -> None:
 
 
 def _escape_python_messages() -> None:
-    """Escape hidden characters in Python's warnings, logs and thread exceptions.
+    """Escape control characters in Python's warnings, log records and thread exceptions.
 
-    Libraries quote untrusted text in them, e.g. the model_type of a checkpoint.
+    They may contain untrusted text, e.g. the model_type of a checkpoint.
     """
 
     class Record(logging.LogRecord):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            if self.exc_info and self.exc_info[0] is not None:  # handlers print `exc_text` instead
+            if (
+                self.exc_info and self.exc_info[0] is not None
+            ):  # handlers print `exc_text` if it is set
                 lines = traceback.format_exception(*self.exc_info)
                 self.exc_text = output.escape_for_log(truncate("".join(lines), MAX_TRACE_LENGTH))
 
@@ -459,8 +471,7 @@ def _escape_python_messages() -> None:
 def _print_parser_error(fault: Exception) -> ExitCode:
     """Print an error of the command-line parser in specbench's style.
 
-    Typer does not export the classes of these errors and has moved them once. So this reads only
-    their attributes.
+    Only attributes of the error are used, because typer does not export its class.
     """
     message: str = getattr(fault, "format_message", str)()
     near = " or ".join(sorted(getattr(fault, "possibilities", None) or ()))
@@ -476,13 +487,13 @@ def _print_parser_error(fault: Exception) -> ExitCode:
 
 
 _OTHER_KIND = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV})
-"""Errors for a folder instead of a file, a file instead of a folder, a link loop, or a socket."""
+"""Errors if a path is not the expected kind, e.g. a folder instead of a file."""
 
 
 def _as_environment_fault(fault: Exception) -> SpecbenchError | None:
-    """Return an error about the environment if it caused the exception, else None."""
+    """Return an error for an exception that the environment or a path caused, else None."""
     if isinstance(fault, OSError) and fault.errno == errno.ENAMETOOLONG:
-        return UsageError(f"no file can be called so: {fault.strerror}: {str(fault.filename)[:60]}")
+        return UsageError(f"invalid file name: {fault.strerror}: {str(fault.filename)[:60]}")
     if isinstance(fault, FileNotFoundError) and "temporary directory" in str(fault):
         return EnvironmentFault(
             f"{fault.strerror}: none is writable",
@@ -511,17 +522,17 @@ def _note_trace(text: str) -> None:
 
 
 def _trace() -> str:
-    """Return the traceback of the current exception, truncated: a plug-in may have written it."""
+    """Return the traceback of the current exception, truncated because a plug-in may cause it."""
     return truncate(traceback.format_exc().rstrip(), MAX_TRACE_LENGTH)
 
 
 def _write_traceback() -> str:
-    """Write the current traceback to a file if possible, and return where it is."""
+    """Write the current traceback to a file. Return a hint that names the file."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="specbench-", suffix=".log", delete=False, encoding="utf-8"
         ) as file:
             file.write(output.escape_hidden(_trace()) + "\n")
     except OSError:
-        return f"the same command with {TRACEBACK} shows where"
+        return f"run the command again with {TRACEBACK} to see the traceback"
     return f"the traceback is in {file.name}"

@@ -1,10 +1,9 @@
-"""Declarations of the built-in methods, evaluated without importing the methods.
+"""Declarations of built-in methods, loaded without importing torch.
 
-A plan needs a method's parameters and hooks (`requirements`, `artifacts`, `guarantee`), but none of
-the code that decodes. Importing a method imports torch, which takes a second. `declared` therefore
-runs only the statements that declare something, and reads them from the source text of `methods`.
-The class that it returns for a method has the method's attributes, parameters and hooks, and cannot
-decode.
+A plan needs a method's parameters and declaration hooks, such as `requirements`, but not its
+decoding code. Importing a method imports torch, which takes a second. So `load_declaration` parses
+the source text of a method, removes its decoding code, and executes the rest. The resulting class
+has the method's attributes, parameters and hooks, but cannot decode.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ WITHOUT_TORCH = frozenset(
         *sys.stdlib_module_names,
     }
 )
-"""Modules that declarations may import."""
+"""Modules that declarations may import, because they do not import torch."""
 
 HOOKS = frozenset(
     {"accept", "artifacts", "batches", "by_load", "guarantee", "models", "requirements", "scope"}
@@ -51,21 +50,21 @@ HOOKS = frozenset(
 """Members of a method that a plan evaluates."""
 
 OVERRIDES = frozenset({"check", "generate", "learn"})
-"""Members of which a plan knows only whether the method overrides them."""
+"""Members of a method whose code is removed. A plan checks only if a method overrides them."""
 
 HEAD_FACTS = frozenset({"kind", "inside", "hint"})
-"""Attributes of a trained module by which its files are found."""
+"""Attributes of a trained module that are needed to find its files."""
 
 
 class Placeholder:
-    """Placeholder for names that no declaration needs, such as those of torch."""
+    """Replacement for imported names that declarations do not use, such as those of torch."""
 
 
 @cache
 def load_declaration(module: str, name: str) -> Any:
-    """Return the value of a name in a module of `methods`, or in `specbench_cli.api`.
+    """Return the value of a top-level name in a module of `methods`, or in `specbench_cli.api`.
 
-    Classes are reduced to their declarations.
+    Classes have only their declarations.
     """
     node, names = _statements(module)[name], _statements(module).keys()
     if isinstance(node, ast.ImportFrom | ast.Import):
@@ -85,7 +84,7 @@ def load_declaration(module: str, name: str) -> Any:
 
 @cache
 def _statements(module: str) -> dict[str, ast.stmt]:
-    """Return the top-level statements of a module by the names that they bind."""
+    """Return the top-level statements of a module by the names that they define."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     tree = ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8"))
@@ -93,7 +92,7 @@ def _statements(module: str) -> dict[str, ast.stmt]:
 
 
 def _bound_names(node: ast.stmt) -> set[str]:
-    """Return the names that a statement binds."""
+    """Return the names that a statement defines."""
     match node:
         case ast.Import() | ast.ImportFrom():
             return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
@@ -108,12 +107,12 @@ def _bound_names(node: ast.stmt) -> set[str]:
 
 
 def _select_names(nodes: Iterable[ast.AST], names: Container[str]) -> list[ast.Name]:
-    """Return the nodes that are one of the names."""
+    """Return those syntax nodes that refer to one of the names."""
     return [node for node in nodes if isinstance(node, ast.Name) and node.id in names]
 
 
 def _import_name(node: ast.ImportFrom | ast.Import, name: str) -> Any:
-    """Return an imported name, or `Undeclared` if its module may import torch."""
+    """Import a name, or return `Placeholder` if importing its module may import torch."""
     if isinstance(node, ast.Import):
         return importlib.import_module(name) if name in WITHOUT_TORCH else Placeholder
     module = str(node.module)
@@ -128,12 +127,12 @@ def _import_name(node: ast.ImportFrom | ast.Import, name: str) -> Any:
 def _reduce_class(node: ast.ClassDef, names: list[ast.Name], bases: list[type]) -> ast.ClassDef:
     """Return a class statement reduced to its declarations.
 
-    Parameters and accept rules are kept unchanged. A method keeps its attributes and hooks. Any
-    other class is treated as a trained module.
+    Classes of parameters and accept rules do not change. A method keeps its attributes and hooks.
+    Any other class is treated as a trained module.
 
     Args:
-        names: Names of the known base classes.
-        bases: Those classes.
+        names: Syntax nodes of the base classes that the module defines or imports.
+        bases: Those base classes.
     """
     if any(issubclass(base, MethodParams | AcceptRule) for base in bases):
         body = [_without_annotations(each) for each in node.body]
@@ -148,7 +147,7 @@ def _reduce_class(node: ast.ClassDef, names: list[ast.Name], bases: list[type]) 
 
 
 def _reduce_statement(node: ast.stmt, is_method: bool) -> ast.stmt | None:
-    """Return the part of a statement that belongs to a declaration, or None."""
+    """Return a statement of a class body without decoding code, or None to remove it."""
     if isinstance(node, ast.FunctionDef) and is_method and node.name in HOOKS:
         return _without_annotations(node)
     if isinstance(node, ast.FunctionDef) and is_method and node.name in OVERRIDES:
@@ -160,7 +159,7 @@ def _reduce_statement(node: ast.stmt, is_method: bool) -> ast.stmt | None:
 
 
 def _without_annotations(node: ast.stmt) -> ast.stmt:
-    """Remove the annotations of a function, since they may name undeclared classes."""
+    """Remove the annotations of a function, since they may name classes that are not loaded."""
     if isinstance(node, ast.FunctionDef):
         node.returns = None
         for each in ast.walk(node.args):

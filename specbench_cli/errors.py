@@ -1,7 +1,7 @@
 """Exceptions with messages for the user, and their exit codes.
 
-A message names the value, the allowed values, and (in `hint`) the next command to type. Any other
-exception is a bug in specbench: exit code 4.
+A message names the wrong value and the allowed values. Its hint is usually a command to type. Any
+other exception is reported as a bug in specbench (exit code 4).
 """
 
 import errno
@@ -13,10 +13,10 @@ from enum import IntEnum
 from pathlib import Path
 
 MAX_TEXT_LENGTH = 2000
-"""Maximum number of characters kept of an untrusted text, e.g. an exception or a server reply."""
+"""Maximum number of characters of an untrusted text in messages, e.g. of a server's reply."""
 _MARGIN = 500
 """Number of characters by which a text may exceed the limit without being cut. So a text that was
-cut once can get a prefix and a suffix, and still reports how many characters were cut."""
+already cut, and then got a prefix, is not cut again."""
 
 HIDDEN = re.compile(
     "["
@@ -37,10 +37,11 @@ U+200C, U+200D and U+FE0F are not included, because Persian, Hindi and emoji nee
 def escape_hidden(value: object, lead: str = "\\") -> str:
     """Return the text with hidden characters escaped, e.g. `\\x1b` and `\\u202e`.
 
-    Tab and newline stay. All text for terminals and pages passes through this function.
+    Hidden characters are control characters other than tab and newline, and those in `HIDDEN`. All
+    text that is printed or written to pages passes through this function.
 
     Args:
-        lead: Backslash as the target format spells it.
+        lead: Backslash in the syntax of the output format.
     """
     text = "" if value is None else str(value)
     if text.isascii() and text.isprintable():
@@ -59,14 +60,14 @@ def truncate(text: str, max_length: int = MAX_TEXT_LENGTH) -> str:
 
 
 def to_one_line(text: str) -> str:
-    """Return the truncated text with each run of whitespace replaced by one space."""
+    """Return the truncated text on one line, with single spaces between words."""
     return " ".join(truncate(text).split())
 
 
 def message_of(fault: BaseException) -> str:
     """Return the truncated message of an exception on one line, or "" if it has none.
 
-    The exception of a plug-in may be very long, or its `__str__` may fail.
+    Safe for exceptions of plug-ins, whose message may be very long or whose `__str__` may fail.
     """
     try:
         text = str(fault)
@@ -91,13 +92,13 @@ class ExitCode(IntEnum):
 
 
 class SpecbenchError(Exception):
-    """An error with a text meant for the user.
+    """An error with a message for the user.
 
-    Both texts may quote untrusted text, and are cut at about `MAX_TEXT_LENGTH` characters.
+    Message and hint may contain untrusted text, and are cut to about `MAX_TEXT_LENGTH` characters.
 
     Args:
-        message: what is wrong, with the value that was given and what is allowed.
-        hint: what to do about it, best a command to type.
+        message: what is wrong: the given value, and the allowed values.
+        hint: how to fix it, preferably a command to type.
     """
 
     exit_code = ExitCode.BUG
@@ -119,9 +120,9 @@ class UsageError(SpecbenchError):
 
 
 class PromptError(UsageError):
-    """A prompt that the model cannot decode: no tokens, too many, or a chat template that fails.
+    """The model cannot decode a prompt: it has no tokens or too many, or its chat template fails.
 
-    Before the measurement starts it ends the run (exit 2). In a later turn only that turn fails.
+    If found before the measurement, the run ends (exit 2). In a later turn, only that turn fails.
     """
 
 
@@ -132,24 +133,24 @@ class EnvironmentFault(SpecbenchError):
 
 
 class WorkerLost(EnvironmentFault):
-    """A worker that runs in parallel with the target died or hangs. The method is not at fault
-    (exit 3)."""
+    """A worker process of parallel drafting died or hangs, without a fault of the method (exit
+    3)."""
 
 
 class ConcurrentWriteError(EnvironmentFault):
-    """Another program changed a run's files while they were written (exit 3)."""
+    """Another program changed the files of a run while specbench wrote them (exit 3)."""
 
 
 class BadAnswer(SpecbenchError):
-    """Outputs do not match the method's claim, and only verified ones are accepted (exit 1)."""
+    """Outputs violate a method's guarantee, and the command needs correct outputs (exit 1)."""
 
     exit_code = ExitCode.BAD_ANSWER
 
 
 class MethodFault(SpecbenchError):
-    """A method broke the engine's contract, e.g. a malformed draft or too many tokens.
+    """A method violated the interface of the engine, e.g. with a malformed draft (exit 1).
 
-    The measurement fails.
+    The measurement of that prompt fails.
     """
 
     exit_code = ExitCode.BAD_ANSWER
@@ -160,43 +161,43 @@ _REASON = 300
 
 
 def is_library_error(fault: BaseException) -> bool:
-    """Return True if a library raised this exception, and neither the user nor the system.
+    """Return True for exceptions of libraries. False for Ctrl-C, exits and the like.
 
-    Panics of Rust libraries are subclasses of BaseException that no module exports.
+    Panics of Rust libraries count too. Their class is not an Exception, and no module exports it.
     """
     return isinstance(fault, Exception) or type(fault).__name__ == "PanicException"
 
 
 def reason_of(fault: object) -> str:
-    """Return the text of a library's error, or of a wrong value, on one line and truncated."""
+    """Return the text of a library's error or of a wrong value, on one line and cut."""
     text = " ".join(str(fault)[: 4 * _REASON].split()) or type(fault).__name__
     return text if len(text) <= _REASON else f"{text[:_REASON]}..."
 
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""Errors of a full or failing disk, a quota, or a limit on the file size."""
+"""Error numbers of a full or failing disk, a quota, or a limit of the file size."""
 
 REFUSED = FULL | {errno.EROFS, errno.EACCES, errno.EPERM}
-"""Errors of a full disk, and missing permissions."""
+"""Error numbers of failed writes: those of a full disk, and missing permissions."""
 
 
 def to_write_error(fault: OSError, resumed: str | None = None) -> EnvironmentFault | None:
     """Return the error to report for an OSError, or None if it is not a failed write.
 
     Args:
-        resumed: Command that resumes from the written files. None if nothing can be resumed.
+        resumed: Command that resumes the run. None if nothing can be resumed.
     """
     if fault.errno not in REFUSED or (fault.errno == errno.EIO and fault.filename is None):
         return None
     return EnvironmentFault(
         f"{file_of(fault) or 'a file'}: {fault.strerror}",
         "free some space, or permit the access"
-        + (f"; results so far are kept, and {resumed} continues from there" if resumed else ""),
+        + (f"; finished results are stored, {resumed} continues from there" if resumed else ""),
     )
 
 
 def find_disk_error(fault: BaseException) -> OSError | None:
-    """Return an OSError if a library's own exception reports a full disk, else None."""
+    """Return an OSError for a library's exception that reports a full disk, else None."""
     number = next((each for each in sorted(FULL) if os.strerror(each) in str(fault)), None)
     if number is None:
         return None
@@ -206,8 +207,8 @@ def find_disk_error(fault: BaseException) -> OSError | None:
 def file_of(fault: BaseException) -> str | None:
     """Return the name of the file that could not be written, or None if it is unknown.
 
-    An OSError names a file that cannot be opened, but not one that cannot be written. That file is
-    searched in the stack frames of the error, innermost first.
+    An OSError of `open` names the file, but an OSError of `write` does not. Then the file is
+    searched among the local variables of the traceback, innermost frame first.
     """
     if (named := getattr(fault, "filename", None)) is not None:
         return str(named)

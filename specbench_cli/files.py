@@ -1,11 +1,11 @@
-"""Safe reading of files that the user names, and safe writing next to files of the user.
+"""Safe reading of the user's files, and safe writing into the user's folders.
 
-A path that is read may be an endless device or a pipe without a writer. So reads are limited in
-bytes and in time.
+Reading: a path may be an endless device, or a pipe without a writer. So reads are limited in bytes
+and in time.
 
-Every file that specbench appends to, replaces or removes passes through this module. It follows no
-link inside an output folder and writes each file completely or not at all. It replaces a file that
-specbench did not write only if the user asks for it.
+Writing: all files that specbench appends to, replaces or removes are handled here. Each file is
+written completely or not at all, and links in an output folder are not followed. A file that
+specbench did not write is replaced only with `--overwrite`.
 """
 
 from __future__ import annotations
@@ -36,36 +36,39 @@ WAIT_S = 30.0
 _CHUNK = 1 << 16
 
 OVERWRITE = "--overwrite"
-"""Option that permits to replace files that specbench did not write."""
+"""Option that allows replacing files that specbench did not write."""
 
 FILE_LIST = ".specbench.json"
 """Name of the file in an output folder that lists the files of specbench with their SHA-256."""
 
 _ABOUT = "files that specbench wrote in this folder"
 _MARK, _FILES, _LIST = "about", "files", "list"
-"""Names in a temporary folder of `staging_folder`: its mark, the new files, the new `FILE_LIST`."""
+"""Names inside a temporary folder of `staging_folder`: marker file, folder of the new files, and
+new `FILE_LIST`."""
 _ABOUT_STAGING = "temporary files of specbench, removed by its next command\n"
-"""Content of the file that marks a temporary folder."""
+"""Content of the marker file in a temporary folder."""
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.new")
 """Names of the temporary files of `replace`. A killed process may leave one."""
 _CONFIG = "config.json"
-"""The file without which a folder is no model: it is removed first and written last."""
+"""File that makes a folder a model. It is removed first and written last, so that an interruption
+leaves no half-written model."""
 _CONFIGS = {_CONFIG, "adapter_config.json", "generation_config.json", "tokenizer_config.json"}
 _TEXTS = {".jinja", ".json", ".model", ".txt"}
 _MOST_CONFIG, _MOST_TEXT = 16 * MB, 256 * MB
-"""Maximum sizes in bytes of a config and of any other text file of a model. The largest known
-tokenizer.json has 35 MB."""
+"""Maximum sizes in bytes of a model's config and of its other text files. The largest known file,
+a tokenizer.json, has 35 MB."""
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _SAFE = _NOFOLLOW | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 """Flags for `os.open`. With O_NONBLOCK, opening a named pipe does not wait for its other end."""
 _NO_FILE = frozenset({errno.ELOOP, errno.EMLINK, errno.EISDIR, errno.ENXIO})
 """Errors of `os.open` for a link, a folder or a socket."""
 _MAX_READ = 1 << 28
-"""Maximum number of bytes read to recognise a file of specbench. Baselines are the largest."""
+"""Maximum size in bytes of a file that specbench wrote. The largest are baselines."""
 
 
 def cache_folder() -> Path:
-    """Return $SPECBENCH_CACHE, or `specbench` in the user's cache folder (XDG)."""
+    """Return the cache folder: $SPECBENCH_CACHE, or `specbench` in the user's cache folder
+    (XDG)."""
     if own := os.environ.get("SPECBENCH_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specbench"
@@ -78,7 +81,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
         most: maximum size in bytes.
 
     Raises:
-        OSError: the file cannot be read, is larger, or is a pipe that sends no data in time.
+        OSError: the file cannot be read, is too large, or is a pipe that sends no data in time.
     """
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     parts: list[bytes] = []
@@ -88,7 +91,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
             parts.append(part)
             held += len(part)
             if held > max_bytes:
-                raise OSError(errno.EFBIG, f"it holds more than {max_bytes / MB:g} MB", str(path))
+                raise OSError(errno.EFBIG, f"it has more than {max_bytes / MB:g} MB", str(path))
     finally:
         os.close(number)
     return b"".join(parts)
@@ -117,10 +120,10 @@ def _read_chunk(number: int, path: Path) -> bytes:
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise UsageError if reading a model, adapter or head folder might never end.
+    """Raise UsageError if reading a folder of a model, adapter or head might never end.
 
-    Libraries open these files by themselves, so they are checked before. A link to a regular file
-    is allowed, because the cache of the Hugging Face hub consists of links.
+    Libraries such as transformers read these files, so they are checked before. A link to a regular
+    file is allowed, because the cache of the Hugging Face hub consists of links.
 
     Raises:
         UsageError: The folder contains a pipe, a device or a socket, or a link to one. Also raised
@@ -147,8 +150,8 @@ def check_regular(path: Path) -> os.stat_result | None:
         return None
     if not stat.S_ISREG(held.st_mode) and not stat.S_ISDIR(held.st_mode):
         raise UsageError(
-            f"{path} is no regular file: a pipe or a device could be read without end",
-            "replace it by the file itself, or remove it",
+            f"{path} is not a regular file: reading a pipe or a device might never end",
+            "replace it with a regular file, or remove it",
         )
     return held
 
@@ -160,7 +163,7 @@ def _check_readable(path: Path) -> None:
     most = _MOST_CONFIG if path.name in _CONFIGS else _MOST_TEXT
     if path.suffix in _TEXTS and stat.S_ISREG(held.st_mode) and held.st_size > most:
         raise UsageError(
-            f"{path} has {held.st_size / MB:,.0f} MB; at most {most / MB:g} MB are read",
+            f"{path} has {held.st_size / MB:,.0f} MB; at most {most / MB:g} MB are allowed",
             "download the folder again, or remove the file",
         )
 
@@ -189,7 +192,7 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def read_own(path: Path) -> bytes | None:
-    """Return the content of a small file, or None if it does not exist.
+    """Return the content of a file of specbench, or None if it does not exist.
 
     Raises:
         UsageError: see `open_own`.
@@ -203,7 +206,7 @@ def read_own(path: Path) -> bytes | None:
 
 
 def json_object(content: bytes) -> dict[str, Any]:
-    """Return the JSON object in some content, or {} if there is none."""
+    """Parse a JSON object. Return {} if the content is not a JSON object."""
     try:
         found = json.loads(content)
     except ValueError:
@@ -212,9 +215,9 @@ def json_object(content: bytes) -> dict[str, Any]:
 
 
 def replace(path: Path, content: str | bytes) -> None:
-    """Write a file atomically: a reader sees the old content or the new one.
+    """Write a file atomically: readers see the old or the new content, never a mixture.
 
-    A link at the path is replaced. The file that it points to is not changed.
+    A link is replaced by the file. The file that it points to does not change.
 
     Raises:
         OSError: the file cannot be written; the error names it.
@@ -239,7 +242,7 @@ def replace(path: Path, content: str | bytes) -> None:
 
 
 def is_temporary(path: Path) -> bool:
-    """Return True if the path is a temporary file that a killed process left in `replace`."""
+    """Return True if the path is a temporary file of `replace` that a killed process left."""
     return _TEMPORARY.fullmatch(path.name) is not None and stat.S_ISREG(path.lstat().st_mode)
 
 
@@ -256,7 +259,7 @@ def remove_own(path: Path, own: Callable[[bytes], bool] = lambda _: True) -> Non
 
 
 def check_no_link(path: Path) -> None:
-    """Raise UsageError if a path is a link. Call this before writing to the path."""
+    """Raise UsageError if a path is a symbolic link. Call this before writing to it."""
     if path.is_symlink():
         raise _link_error(path)
 
@@ -268,7 +271,7 @@ def write_own(
     *,
     overwrite: bool | None = None,
 ) -> None:
-    """Write a file atomically; replace an existing file only if specbench wrote it.
+    """Write a file atomically. Replace an existing file only if specbench wrote it.
 
     Args:
         own: function of the existing content that returns True if specbench wrote it.
@@ -284,7 +287,7 @@ def write_own(
 
 
 def check_own(path: Path, own: Callable[[bytes], bool], *, overwrite: bool | None = None) -> None:
-    """Raise UsageError if `write_own` would. Call this before a long computation."""
+    """Raise UsageError if `write_own` would raise it. Call this before a long computation."""
     _check_no_folder(path)
     if overwrite:
         return
@@ -302,11 +305,11 @@ def _check_no_folder(path: Path) -> None:
 
 
 def write_listed(path: Path, content: str | bytes, *, overwrite: bool | None = None) -> None:
-    """Write a file in one go and list it in `FILE_LIST`, by the rules of `staging_folder`.
+    """Write a file atomically and add it to the `FILE_LIST` of its folder. See `staging_folder`.
 
     Raises:
-        UsageError: a file that specbench did not write, or that was changed since, is there.
-        OSError: it cannot be written.
+        UsageError: an existing file must not be replaced.
+        OSError: the file cannot be written.
     """
     check_listed(path, overwrite=overwrite)
     with staging_folder(path.parent, overwrite=overwrite) as staging:
@@ -314,7 +317,7 @@ def write_listed(path: Path, content: str | bytes, *, overwrite: bool | None = N
 
 
 def check_listed(path: Path, *, overwrite: bool | None = None) -> None:
-    """Raise UsageError if `write_listed` did not write the file. Call this before long work."""
+    """Raise UsageError if `write_listed` would raise it. Call this before a long computation."""
     _check_no_folder(path)
     if path.name == FILE_LIST:
         raise UsageError(
@@ -330,15 +333,15 @@ def check_listed(path: Path, *, overwrite: bool | None = None) -> None:
 def staging_folder(
     folder: Path, *, overwrite: bool | None = False, not_replaced: list[Path] | None = None
 ) -> Iterator[Path]:
-    """Provide a temporary folder, and move its files into `folder` at the end.
+    """Yield a temporary folder, and move its files into `folder` at the end of the `with` block.
 
-    An existing file is replaced if it has the same content, or if specbench wrote it and it is
-    unchanged (`FILE_LIST` stores the checksums). Either all files are moved or none.
+    An existing file is replaced if it has the same content, or if specbench wrote it and nobody
+    changed it since. For this check, `FILE_LIST` stores the checksums of written files.
 
     Args:
         overwrite: True replaces any existing file. None: the command has no such option.
-        kept: receives the existing files that were not replaced; the other files are moved. With
-            None such a file is an error.
+        not_replaced: list that receives the existing files that must not be replaced. The other
+            files are moved. None raises an error for such a file instead, and no file is moved.
 
     Raises:
         UsageError: an existing file or a link must not be replaced.
@@ -385,8 +388,7 @@ def staging_folder(
 def _write_file_list(staging: Path, folder: Path, written: dict[str, str]) -> None:
     """Store the list of files that specbench wrote in a folder, with their SHA-256.
 
-    The list is written in the temporary folder first, so that a killed process leaves no partial
-    list.
+    The list is written into the temporary folder and then moved, so that it is never incomplete.
     """
     if written:
         listed = {"about": _ABOUT, "files": written}
@@ -395,12 +397,12 @@ def _write_file_list(staging: Path, folder: Path, written: dict[str, str]) -> No
 
 
 def _staging_prefix() -> str:
-    """Return the name prefix of temporary folders on this machine. The process id follows it."""
+    """Return the prefix of the names of this machine's temporary folders. A process id follows."""
     return f".specbench-{sha256(platform.node().encode()).hexdigest()[:8]}-"
 
 
 def _remove_stale_staging(folder: Path) -> None:
-    """Remove temporary folders of processes that were killed."""
+    """Remove temporary folders that killed processes of this machine left."""
     for left in folder.glob(f"{_staging_prefix()}*"):
         process = left.name.removeprefix(_staging_prefix()).partition("-")[0]
         if process.isdecimal() and _is_staging(left) and not _is_alive(int(process)):
@@ -408,7 +410,7 @@ def _remove_stale_staging(folder: Path) -> None:
 
 
 def _is_staging(folder: Path) -> bool:
-    """Return True if `staging_folder` created a folder and it contains no other files."""
+    """Return True if `staging_folder` created this folder, and nobody added other files."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     names = {each.name for each in folder.iterdir()}
@@ -424,7 +426,7 @@ def _is_staging(folder: Path) -> bool:
 
 
 def _is_alive(process: int) -> bool:
-    """Return True if a process with this id exists, or if that cannot be checked."""
+    """Return True if a process with this id exists, or if the id is too large to check."""
     import psutil
 
     try:
@@ -434,10 +436,10 @@ def _is_alive(process: int) -> bool:
 
 
 def _read_file_list(folder: Path) -> dict[str, str]:
-    """Return the files that specbench wrote in a folder, each with its SHA-256.
+    """Return the files in `FILE_LIST` of a folder, each with its SHA-256.
 
     Raises:
-        UsageError: specbench did not write the file that lists them.
+        UsageError: specbench did not write the `FILE_LIST`.
     """
     file = folder / FILE_LIST
     content = read_own(file)
@@ -453,7 +455,7 @@ def _read_file_list(folder: Path) -> dict[str, str]:
 
 
 def _may_replace(folder: Path, place: str, hashes: set[str], overwrite: bool | None) -> bool:
-    """Return True if a file is absent, has one of these SHA-256, or `overwrite` is True."""
+    """Return True if a file may be written: there is none, its SHA-256 is known, or `overwrite`."""
     there = folder / place
     for parent in there.relative_to(folder).parents:
         above = folder / parent
@@ -477,16 +479,16 @@ def _sha256(file: Path) -> str:
 
 def _link_error(path: Path) -> UsageError:
     return UsageError(
-        f"{path} is a link, has a second hard link or is no file: specbench writes only to its own"
-        " files",
+        f"{path} is a link, has a second hard link or is not a file: specbench writes only to its"
+        " own files",
         "copy the folder, so that it contains the file itself, or choose another --out",
     )
 
 
 def _foreign_file_error(paths: list[Path], overwrite: bool | None = False) -> UsageError:
     more = f", and {len(paths) - 1} more" if len(paths) > 1 else ""
-    away = "choose another --out, move it away"
+    away = "choose another --out, move the file"
     return UsageError(
-        f"{paths[0]}{more}: specbench did not write this, or it was changed since",
+        f"{paths[0]}{more}: specbench did not write this file, or it was changed since",
         f"{away} or remove it" if overwrite is None else f"{away}, or replace it: {OVERWRITE}",
     )

@@ -1,4 +1,7 @@
-"""Former names that older plug-ins, runs, baselines and certificates still use."""
+"""Former names in the plug-in API and in stored files, which still work.
+
+Older plug-ins, runs, baselines and certificates use them.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ DRAW_MODES = {
     "iid": "independent",
     "wor": "without_replacement",
 }
-"""Former value of `Draft.law` -> value of `Draft.draw_mode`."""
+"""Value of `Draft.draw_mode` by its former name. The attribute was called `Draft.law`."""
 
 CHECKS = {"law": "distribution"}
-"""Former name of an audit's check -> its name."""
+"""Current name of a check of the audit by its former name."""
 
 
 def current_draw_mode(mode: str) -> str:
-    """Return a draw mode by its current name, and warn if it was given by a former one."""
+    """Return the current name of a draw mode. Warn if a former name was given."""
     if mode not in DRAW_MODES:
         return mode
     current = DRAW_MODES[mode]
@@ -30,7 +33,7 @@ def current_draw_mode(mode: str) -> str:
 
 
 def current_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's parameters by their current names. `law=wor` was the former draw mode."""
+    """Return parameters of a method with current names and values, e.g. for `law=wor`."""
     if params.get("law") not in DRAW_MODES:
         return dict(params)
     return {
@@ -54,10 +57,10 @@ def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
 
 
 class FormerMember:
-    """Class member under its former name.
+    """Descriptor for a class member under its former name. It warns when used.
 
     Attributes:
-        current: Its current name.
+        current: Current name of the member.
     """
 
     def __init__(self, owner: str, old: str, new: str) -> None:
@@ -75,7 +78,7 @@ class FormerMember:
 def renamed_members(**new_names: str) -> Callable[[type[T]], type[T]]:
     """Return a class decorator that keeps the former names of members.
 
-    A subclass that overrides a member by its former name overrides the current one.
+    If a subclass overrides a member under its former name, the current member is overridden.
 
     Args:
         new_names: The current name by former name.

@@ -1,4 +1,4 @@
-"""Fresh interpreters, and the CPUs that this process may use."""
+"""Commands that start a new Python interpreter, and the number of usable CPUs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from importlib import import_module
 module, _, function = sys.argv.pop(1).partition(":")
 getattr(import_module(module), function)()
 """
-"""Program that calls a function with the module path of the parent. `python -m` would search the
-working folder first, where a user's file can shadow a module that the program needs."""
+"""Program that calls a function with the parent's `sys.path`. `python -m` is not used, because it
+searches the working folder first, where a user's file could shadow a module."""
 
 _IGNORE_INTERRUPTS = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
 
 
 def python_command(function: str, *arguments: str, ignores_interrupts: bool = False) -> list[str]:
-    """Return the command that calls a function in a fresh interpreter.
+    """Return the command that calls a function in a new interpreter.
 
     Args:
         function: "module:function", which is called without arguments.
-        arguments: `sys.argv[1:]` of the process.
+        arguments: value of `sys.argv[1:]` in the new process.
         ignores_interrupts: True if the process ignores Ctrl-C from its start.
     """
     modules = json.dumps([*map(str, sys.path)])

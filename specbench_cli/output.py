@@ -1,10 +1,9 @@
 """Output of the command line: results go to stdout, messages go to stderr.
 
-A terminal gets tables and colours. A pipe gets lists as tab-separated lines, for `cut`, `awk` and
-pandas, and the result of a run in the chosen `Format`. NO_COLOR disables colours. FORCE_COLOR
-treats a pipe like a terminal, for CI logs. Text is never parsed as markup. Everything that is
-printed or written to a page passes through `plain`, which escapes control characters and invisible
-characters.
+On a terminal, results are tables with colours. In a pipe, lists are tab-separated lines for `cut`,
+`awk` and pandas, and the result of a run has the chosen `Format`. NO_COLOR disables colours.
+FORCE_COLOR treats a pipe like a terminal, for CI logs. Text is never parsed as markup.
+`escape_hidden` escapes control characters and invisible characters in all output.
 """
 
 from __future__ import annotations
@@ -44,19 +43,19 @@ _DIGITS = 6
 """Number of significant digits in tab-separated lines. Files and JSON have all digits."""
 
 _WORKFLOW_COMMAND = re.compile(r"^(\s*):(?=:)|##(?=\[)", re.MULTILINE)
-"""Start of a line that GitHub Actions reads as a command."""
+"""Start of a line that GitHub Actions interprets as a workflow command."""
 _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
-"""Characters that begin a formula in a spreadsheet, including their full-width forms."""
+"""Characters with which a formula in a spreadsheet begins, also in full-width form."""
 _SPLITS = ("\t", "\r", "\n")
 _SPLIT_OFF = re.compile(rf"[;\t\r\n]\s*(?=[{re.escape(''.join(_FORMULA))}])")
 _FIGURES = re.compile(r"[-+\d.,%\[\] ]*(?:e[-+]\d+|x)?")
-"""Numbers as tables show them. They are not formulas, even with a leading sign."""
+"""Numbers as they appear in tables. With a leading sign they are still not formulas."""
 _HIDDEN_IN_JSON = re.compile(f"{HIDDEN.pattern}|#(?=#\\[)")
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Raise BrokenPipeError, so that the command line handles it. rich would exit with 1."""
+        """Raise BrokenPipeError, which the command line handles. rich would exit with code 1."""
         raise BrokenPipeError
 
     def render(
@@ -73,7 +72,7 @@ class _Console(Console):
 class _BestEffortStream:
     """Wrapper of stderr that ignores write errors.
 
-    The terminal or the pipe may be closed, or a log's disk may be full. The work goes on.
+    Writing fails if the terminal or pipe is closed or the disk is full. The run then continues.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -97,7 +96,7 @@ class _BestEffortStream:
 
 
 class NamedStream:
-    """Wrapper of a standard stream whose OSErrors name the stream.
+    """Wrapper of a standard stream that adds the stream's name to its OSErrors.
 
     Args:
         stream: the stream to write to.
@@ -132,13 +131,13 @@ class NamedStream:
         except BrokenPipeError:
             raise
         except OSError as fault:
-            if fault.errno != errno.EIO:  # EIO: a terminal that was closed
+            if fault.errno != errno.EIO:  # EIO means that the terminal was closed
                 fault.filename = self._name
             raise
 
 
 def is_interactive() -> bool:
-    """Return True if a person reads stdout: it is a terminal, or FORCE_COLOR is set."""
+    """Return True if stdout is a terminal, or FORCE_COLOR is set."""
     return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
 
@@ -148,10 +147,11 @@ def columns() -> int | None:
 
 
 def wrap(text: str, width: int, first: str = "", rest: str = "  ") -> list[str]:
-    """Return a text wrapped at a width. Words are never broken.
+    """Return the lines of a text wrapped at a width. Words are not broken.
 
     Args:
-        first, rest: Prefix of the first line, and of the other lines.
+        first: Prefix of the first line.
+        rest: Prefix of the other lines.
     """
     return textwrap.wrap(
         escape_hidden(text),
@@ -178,15 +178,15 @@ def console(*, stderr: bool) -> Console:
 
 
 def make_text(value: object, style: str = "") -> Text:
-    """Return rich text with hidden characters escaped, so that rich measures the printed width."""
+    """Return text for rich with hidden characters escaped, so that its width is correct."""
     return Text(escape_hidden(value), style)
 
 
 def escape_formula(value: object) -> object:
-    """Return a value as a spreadsheet cell that is not evaluated as a formula.
+    """Return a value that a spreadsheet does not evaluate as a formula.
 
-    Text that begins like a formula gets an apostrophe in front. Some spreadsheets split a cell at a
-    semicolon, tab or line break, so the same applies there. Numbers stay numbers.
+    If a text begins like a formula, an apostrophe is added in front. The same applies to text after
+    a semicolon, tab or line break, where some spreadsheets split cells. Numbers do not change.
     """
     if not isinstance(value, str):
         return value
@@ -197,18 +197,18 @@ def escape_formula(value: object) -> object:
 
 
 def escape_json(document: str) -> str:
-    """Return a JSON document with its hidden characters as JSON escapes, so it reads the same."""
+    """Return an equivalent JSON document in which hidden characters are JSON escapes."""
     return _HIDDEN_IN_JSON.sub(lambda found: _units(found[0]), document)
 
 
 def _units(text: str) -> str:
-    """Return the UTF-16 code units of a text as JSON escapes."""
+    """Return a text as JSON escapes, one per UTF-16 code unit."""
     units = text.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def escape_for_log(text: str) -> str:
-    """Return escaped text. Under GitHub Actions, also escape workflow commands."""
+    """Return text with hidden characters escaped, and workflow commands in GitHub Actions."""
     shown = escape_hidden(text)
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return shown
@@ -216,7 +216,7 @@ def escape_for_log(text: str) -> str:
 
 
 def data(content: RenderableType) -> None:
-    """Print a result: a text, or anything that rich can draw."""
+    """Print a result on stdout: a text or an object of rich."""
     if isinstance(content, str):
         sys.stdout.write(f"{escape_for_log(content)}\n")
     else:
@@ -224,7 +224,7 @@ def data(content: RenderableType) -> None:
 
 
 def rows(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """Print records: a `table` on a terminal, `tsv` otherwise.
+    """Print records as a `table` on a terminal, otherwise as `tsv`.
 
     Args:
         columns: See `table`.
@@ -233,10 +233,10 @@ def rows(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = N
 
 
 def table(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """Print records as a table, even if stdout is not a terminal.
+    """Print records as a table, also if stdout is not a terminal.
 
-    If the terminal is too narrow, the columns are split over several tables. Each repeats the first
-    column.
+    If the terminal is too narrow, the columns are split into several tables, which all begin with
+    the first column.
 
     Args:
         records: One mapping per row. A missing or None value leaves the entry empty.
@@ -278,7 +278,7 @@ def tsv(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = No
 
 
 def _field(cell: str) -> str:
-    """Return a cell as a field of a tab-separated line that is safe in a spreadsheet."""
+    """Return a table entry as a field of a tab-separated line, safe for spreadsheets."""
     text = " ".join(cell.split())
     return text if _FIGURES.fullmatch(text) else str(escape_formula(text))
 
@@ -293,7 +293,7 @@ def _cells(
 
 
 def facts(pairs: Mapping[str, Any]) -> None:
-    """Print one fact per line: `name  value` on a terminal, `name<TAB>value` in a pipe."""
+    """Print names and values, one per line. In a pipe, a tab separates name and value."""
     width = max(map(len, pairs), default=0) + 2 if is_interactive() else 0
     for name, value in pairs.items():
         gap = " " * (width - len(name)) if is_interactive() else "\t"
@@ -313,7 +313,7 @@ def note(text: str) -> None:
 
 
 def error(message: str, hint: str | None = None) -> None:
-    """Print an error on stderr, with a hint how to fix it."""
+    """Print an error on stderr, and a hint how to fix it."""
     talk = console(stderr=True)
     talk.print(Text("error: ", "bold red").append_text(make_text(message)))
     if hint:
@@ -323,7 +323,7 @@ def error(message: str, hint: str | None = None) -> None:
 def open_closed_streams() -> None:
     """Redirect closed standard streams (`>&-`, `2>&-`) to `os.devnull`.
 
-    Python sets such a stream to None, and the next opened file would get its file descriptor.
+    Python sets a closed stream to None, and the next file that is opened gets its file descriptor.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
@@ -339,7 +339,7 @@ def open_closed_streams() -> None:
 
 
 def drop_stdout() -> None:
-    """Discard all further output to stdout, because its reader has closed it."""
+    """Discard all further output to stdout. Call this after its reader has closed the pipe."""
     _drop(sys.stdout)
 
 
@@ -349,7 +349,7 @@ def _drop(stream: TextIO) -> None:
 
 
 def _cell(value: object) -> str:
-    """Return a table entry as text. Lists and mappings are joined by commas."""
+    """Return the text of a table entry. Members of lists and mappings are separated by commas."""
     if isinstance(value, Mapping):
         return ", ".join(f"{escape_hidden(key)} {_cell(member)}" for key, member in value.items())
     if isinstance(value, (list, tuple, set, frozenset)):

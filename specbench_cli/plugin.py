@@ -1,4 +1,4 @@
-"""Plug-ins: the methods that a Python file defines."""
+"""Plug-ins: import of a Python file that defines methods, and checks of these methods."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from specbench_cli.errors import UsageError, message_of
 from specbench_cli.time_limit import limit_time
 
 IMPORT_S = 120.0
-"""Maximum time in seconds to import a plug-in."""
+"""Time limit in seconds for the import of a plug-in."""
 
 MAX_NAME_LENGTH = 64
-"""Maximum length of a method name."""
+"""Maximum number of characters of a method name."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._+:-]*")
 
 
 def read(path: str) -> dict[str, type[Method]]:
-    """Run a Python file and return the concrete methods that it defines, by name.
+    """Import a Python file and return the methods that it defines, by name.
 
     A method without `name` is named after its class: `RepeatLast` is "repeat-last".
 
@@ -39,14 +39,14 @@ def read(path: str) -> dict[str, type[Method]]:
     """
     file = Path(path)
     if not file.is_file():
-        raise UsageError(f"there is no plug-in file {path}", "--plugin FILE.py")
+        raise UsageError(f"the plug-in file {path} does not exist", "--plugin FILE.py")
     found = {_name(method): method for method in _methods_in(_import_file(file))}
     for name in found:
         check_name(name, path)
     if not found:
         raise UsageError(
             f"{path} defines no method",
-            "subclass specbench_cli.api.Method (README, Add a method)",
+            "subclass specbench_cli.api.Method (see docs/tutorials/add-a-method.md)",
         )
     for method in found.values():
         _check_attributes(path, method)
@@ -61,14 +61,14 @@ def check_name(name: object, origin: str) -> None:
     """
     if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
         raise UsageError(
-            f"{origin}: {shorten(repr(name))} cannot be a method's name, which has lower-case"
-            f" letters, digits and . _ - + : and at most {MAX_NAME_LENGTH} of them",
+            f"{origin}: {shorten(repr(name))} is not a valid method name: use up to"
+            f" {MAX_NAME_LENGTH} lower-case letters, digits and the characters . _ - + :",
             'give the class another `name = "..."`, such as "my-method"',
         )
 
 
 def _check_attributes(path: str, method: type[Method]) -> None:
-    """Raise UsageError if a class attribute has another type than `Method` declares."""
+    """Raise UsageError if a class attribute of a method does not have the type of `Method`'s."""
     for name, hint in get_type_hints(Method).items():
         value = inspect.getattr_static(method, name, None)
         if get_origin(hint) is not ClassVar or isinstance(value, property) or value is None:
@@ -89,7 +89,7 @@ def _check_attributes(path: str, method: type[Method]) -> None:
 
 
 def _words(kind: Any) -> str:
-    """Return the source spelling of a type."""
+    """Return a type as it is written in source code."""
     return (
         kind.__name__
         if isinstance(kind, type) and not get_args(kind)
@@ -98,16 +98,13 @@ def _words(kind: Any) -> str:
 
 
 def _example(name: str) -> str:
-    """Return an example value of a class attribute, as source text."""
+    """Return an example value of a class attribute as source code."""
     examples = {"needs": 'frozenset({"draft"})', "Params": "MethodParams", "name": '"my-method"'}
     return examples.get(name) or repr(getattr(Method, name))
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Run a plug-in file as a module that `importlib.import_module` then finds by name.
-
-    A changed file gets a new module name.
-    """
+    """Import a plug-in file as a module. Its name in `sys.modules` depends on path and content."""
     source = plugin_file.content(file)
     identity = sha256(str(file.resolve()).encode() + source)
     module_name = f"specbench_plugin_{identity.hexdigest()[:12]}"
@@ -115,13 +112,13 @@ def _import_file(file: Path) -> ModuleType:
         return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None:
-        raise UsageError(f"{file} is no Python file", "--plugin FILE.py")
+        raise UsageError(f"{file} is not a Python file", "--plugin FILE.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
-        # Do not use its loader. A bytecode cache may belong to another text of the same second and
-        # size.
-        message = f"its import did not end within {IMPORT_S:g} s"
+        # Compile the source here. A loader could use a bytecode cache of other source text that has
+        # the same size and was changed in the same second.
+        message = f"its import took longer than {IMPORT_S:g} s"
         with limit_time(IMPORT_S, message, again_s=1.0):
             exec(compile(source, file, "exec"), vars(module))  # noqa: S102
     except (Exception, SystemExit) as fault:
@@ -147,7 +144,7 @@ def _reason(fault: BaseException) -> str:
 
 
 def _methods_in(module: ModuleType) -> list[type[Method]]:
-    """Return the concrete methods of a module. A leading underscore hides a base class."""
+    """Return the methods that a module defines, except abstract and private classes."""
     return [
         member
         for member in vars(module).values()

@@ -1,8 +1,8 @@
 """Python API, `import specbench_cli as sb`: runs, results and comparisons in scripts and notebooks.
 
-Engine, records, settings and errors are those of the command line. A setting has the name of its
-option (`max_new_tokens=64`). Settings that are not given come from the environment,
-`./specbench.yaml`, a profile and the defaults, in this order.
+Settings, results and errors are the same as on the command line. A setting has the name of its
+option, e.g. `max_new_tokens=64`. The value of a missing setting comes from the environment,
+`./specbench.yaml`, a profile or the defaults, in this order.
 """
 
 from __future__ import annotations
@@ -46,14 +46,13 @@ def run(
     trust: bool = False,
     **settings: Any,
 ) -> Run:
-    """Measure methods on prompts, like `specbench run`. Without arguments, do its short default
-    run.
+    """Measure methods on prompts, like `specbench run`. Without arguments, run a short benchmark.
 
     Args:
         target: Short name, Hugging Face id, folder or GGUF file. Default: the embedded target.
         methods: Names, or mappings with `name`, `label` and `params`. Vanilla is always measured.
         tasks: Task names, question files (docs/how-to/tasks.md) or .yaml files.
-        out: Folder of the run, which must be new. Default: a new folder in results/runs.
+        out: Folder of the run, which must not exist. Default: a new folder in results/runs.
         config: A YAML file with settings.
         progress: True shows progress on stderr.
         trust: Permit plug-ins that ./specbench.yaml names.
@@ -63,8 +62,8 @@ def run(
             [3, 5, 7]}}` and the others of `specbench run --help`.
 
     Returns:
-        The run. Wrong outputs, failed outputs and noisy times do not raise: the run contains them,
-        and `exit_code` reports them. Noisy times also cause a warning.
+        The run. Wrong outputs, failed outputs and noisy times raise no exception: the run contains
+        them, and `exit_code` reports them. Noisy times also cause a warning.
 
     Raises:
         UsageError: A setting is unknown or not allowed, or a plug-in or a task file is invalid.
@@ -95,7 +94,7 @@ def run(
 
     if is_matrix(run_config):
         raise UsageError(
-            "targets and drafts stand for several runs, and a call makes one",
+            "targets and drafts describe several runs, but a call makes one run",
             "[sb.run(target) for target in TARGETS], or specbench run --targets",
         )
     with (
@@ -103,8 +102,7 @@ def run(
         _keep_thread_count(),
         make_progress(json=False, start_s=_start_s()) if progress else ProgressDisplay() as view,
     ):
-        # transformers warns on import in a notebook without ipywidgets. Its progress bar is never
-        # drawn.
+        # Without ipywidgets, transformers warns in notebooks about a progress bar that is not used.
         warnings.filterwarnings("ignore", message="IProgress not found")
         plan, run_dir = start_run(run_config, sources, folder, view)
         with show_resume_command(run_dir.path, view, is_repeat=False):
@@ -142,7 +140,7 @@ def compare(
 
     Args:
         base: A run, or its name as on the command line: a folder, "last", a folder of several runs
-            of one program, or a baseline's file or name.
+            of the same program version, or the file or name of a baseline.
         new: The run to compare with `base`, in the same forms.
         tolerance: Accepted slowdown, e.g. 0.05 or "5%". Default: 5%.
         fail_on: Outcomes that fail the gate, separated by commas, or "none". Default:
@@ -180,7 +178,7 @@ def methods() -> pandas.DataFrame:
 
 
 class Run:
-    """A finished run: its records and results. `run` and `load` return it."""
+    """Records and results of a run. `run` and `load` return it."""
 
     def __init__(self, reading: ReportData) -> None:
         self._reading = reading
@@ -211,7 +209,7 @@ class Run:
 
     @cached_property
     def df(self) -> pandas.DataFrame:
-        """Records, one row per method, turn and repeat.
+        """Records, one row per output (method, prompt, turn and repeat).
 
         The columns are those of `records.parquet`. Times `ns_*` are in nanoseconds. Steps and
         forwards are lists with one entry each. A method's own parameters and counters are JSON
@@ -223,8 +221,7 @@ class Run:
 
     @cached_property
     def summary(self) -> pandas.DataFrame:
-        """Results, one row per method, indexed by label: lossless methods first, the fastest on
-        top.
+        """Results, one row per method, indexed by label. Lossless methods come first, by speed.
 
         `speedup` is the ratio to vanilla, with its 95% interval `speedup_low` to `speedup_high`.
         Methods that share one of the `letters` do not differ significantly. The other columns are
@@ -247,14 +244,14 @@ class Run:
     def exit_code(self) -> ExitCode:
         """Exit code of `specbench run`: OK, BAD_ANSWER, or ENVIRONMENT.
 
-        ENVIRONMENT means that times are noisy or that a method could not run here.
+        ENVIRONMENT means that times are noisy, or that a method could not run on this machine.
         """
         from specbench_cli.measure.result import exit_code
 
         return exit_code(self._reading.records, self.manifest)
 
     def show(self) -> None:
-        """Show the report: the whole page in a notebook, the table elsewhere."""
+        """Show the report page in a notebook. Elsewhere, print the table."""
         if _in_notebook():
             _display({"text/html": self._page(), "text/plain": str(self)})
         else:
@@ -283,7 +280,7 @@ class Run:
 
 
 class ComparisonResult:
-    """Differences between two runs. `compare` returns it."""
+    """Comparison of two runs. `compare` returns it."""
 
     def __init__(self, comparison: Comparison) -> None:
         self._comparison = comparison
@@ -304,16 +301,16 @@ class ComparisonResult:
 
     @property
     def passed(self) -> bool:
-        """True if nothing fails the gate."""
+        """True if the comparison has no outcome of `fail_on`."""
         return not self._comparison.failed_rows
 
     @cached_property
     def df(self) -> pandas.DataFrame:
         """Comparison, one row per task and method.
 
-        Columns include `outcome`, `fails` (True if it fails the gate), `found`, MAT on both sides,
-        and `decode_ratio`. `decode_ratio` is NEW's decode time over BASE's (above 1: slower), with
-        the simultaneous interval `decode_low` to `decode_high`.
+        Columns include `outcome`, `fails` (True if the outcome is in `fail_on`), `found`, MAT of
+        both runs, and `decode_ratio`. The latter is NEW's decode time divided by BASE's, so above 1
+        means slower. Its simultaneous interval is `decode_low` to `decode_high`.
         """
         import pandas
 
@@ -324,7 +321,7 @@ class ComparisonResult:
         return found.assign(fails=found["fails"] == "yes")
 
     def show(self) -> None:
-        """Show the comparison: rendered in a notebook, as printed text elsewhere."""
+        """Show the comparison as a table in a notebook. Elsewhere, print it."""
         from specbench_cli.comparison.pages import text
 
         if _in_notebook():
@@ -334,16 +331,16 @@ class ComparisonResult:
 
 
 def _start_s() -> float:
-    """Return an estimate of the processor time that starting the program takes.
+    """Return an estimate of the CPU time in seconds that starting a process takes.
 
-    It is this process's own time, limited because an old process has also done other work.
+    This is the CPU time of this process so far, limited because it may have done other work.
     """
     return min(time.process_time(), MAX_START_S)
 
 
 @contextmanager
 def _keep_thread_count() -> Iterator[None]:
-    """Restore torch's number of threads afterwards, since it is the next run's default."""
+    """Restore torch's number of threads after the `with` block, for the next run."""
     import torch
 
     before = torch.get_num_threads()
@@ -372,7 +369,7 @@ def _paths_to_text(value: Any) -> Any:
 
 
 def _in_notebook() -> bool:
-    """Return True if this runs in a notebook's kernel, which displays rich output."""
+    """Return True if this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython and ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None

@@ -1,7 +1,7 @@
-"""Registry of methods: built-in, from other distributions (entry points), from a file (--plugin).
+"""Registry of methods: built-in ones, entry points of other distributions, and plug-in files.
 
-A method is imported at its first use. `specbench list methods` does not import torch: it reads the
-facts about built-in methods from the source text of their classes.
+A method is imported when it is first used. Facts about built-in methods are parsed from their
+source text, so that `specbench list methods` does not import torch.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from specbench_cli.api import Claim, Method
 
 GROUP = "specbench.methods"
-"""Entry-point group for methods of other distributions."""
+"""Entry-point group in which other distributions register methods."""
 
 SIBLING_PACKAGES = ("methods", "datasets_cfg")
-"""Other top-level packages of specbench. An unrelated package may have the same name."""
+"""Top-level packages of specbench besides specbench_cli. Other projects may use these names."""
 
 LOSSLESS = "lossless"
-"""Guarantee with default parameters: vanilla's tokens, or with rejection its distribution."""
+"""Guarantee: the tokens of vanilla decoding, or under rejection sampling their distribution."""
 
 LOSSY = "lossy"
-"""Guarantee of methods that are not lossless. Reports show how much accuracy they lose."""
+"""Guarantee of methods that are not lossless. Reports compare their accuracy with vanilla's."""
 
 FAMILIES = (
     "nothing",
@@ -50,7 +50,7 @@ FAMILIES = (
     "llama.cpp",
     "a server",
 )
-"""Families of built-in methods, named by what drafts, in the order of lists and tables."""
+"""Families of built-in methods in the order of tables. The names say what drafts tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,15 @@ class MethodEntry:
         target: "package.module:Class".
         summary: first line of the class's docstring.
         aliases: other names that `--method` accepts.
-        family: what drafts; one of `FAMILIES` for built-in methods.
-        needs: models that it cannot run without: "draft", "head".
-        peer: True if another project implements it. Peers are measured, but not audited.
+        family: what drafts tokens; one of `FAMILIES` for built-in methods.
+        needs: required models: "draft", "head".
+        peer: True if another project implements it (a peer). Peers are measured but not audited.
         baseline: the method that its speedups are relative to.
         guarantee: LOSSLESS or LOSSY, with default parameters; empty if unknown before the import.
         proposed_in: keys in `methods/papers.yaml` of the papers that propose it.
         builds_on: keys of further papers to cite.
         project: the project that implements it, if no paper proposes it.
-        origin: who registered it: "specbench", a distribution, or a file.
+        origin: source of the method: "specbench", a distribution, or a file.
     """
 
     target: str
@@ -98,7 +98,7 @@ class Papers:
 
     Attributes:
         citation: BibTeX entries. Empty if there are none.
-        claims: Speedups that the papers report, as far as confirmed.
+        claims: Speedups that the papers report.
     """
 
     citation: str = ""
@@ -112,8 +112,8 @@ _plugin_methods: dict[str, MethodEntry] = {}
 def built_in_methods() -> dict[str, MethodEntry]:
     """Return the built-in methods, in the order of `FAMILIES` and of their names.
 
-    Each class in `methods/NAME.py`, or in `methods/NAME/method.py`, declares the attributes of its
-    entry. They are read from the source text, because importing the classes would import torch.
+    A class in `methods/NAME.py` or `methods/NAME/method.py` has these facts as class attributes.
+    They are parsed from the source text, because importing the classes would import torch.
     """
     found: dict[str, MethodEntry] = {}
     for module, file in _sources():
@@ -122,7 +122,7 @@ def built_in_methods() -> dict[str, MethodEntry]:
 
 
 def _sort_key(name: str, entry: MethodEntry) -> tuple[int, str]:
-    """Return the sort key of a method: its family, then its name. Peers keep their files' order."""
+    """Return the sort key of a method: its family, then its name, except for peers."""
     return FAMILIES.index(entry.family), "" if entry.peer else name.replace("-", "")
 
 
@@ -142,14 +142,14 @@ def _sources() -> Iterator[tuple[str, Traversable]]:
 def parse_entries(text: str, module: str) -> dict[str, MethodEntry]:
     """Return the entries of the method classes in a module's source text, without importing it.
 
-    A class inherits the declarations of its base classes in the same module.
+    A class inherits the attributes of its base classes in the same module.
 
     Args:
         text: source text of the module.
         module: name of the module.
 
     Raises:
-        ValueError: the value of a declaration is not a literal.
+        ValueError: the value of an attribute is not a literal.
     """
     attributes: dict[str, dict[str, Any]] = {}
     found = {}
@@ -180,11 +180,11 @@ _DECLARED = frozenset(
     {"name", "aliases", "family", "needs", "peer", "baseline", "lossy", "proposed_in"}
     | {"builds_on", "project"}
 )
-"""Class attributes that become attributes of an entry."""
+"""Class attributes from which an entry is made."""
 
 
 def _read_declarations(node: ast.ClassDef, module: str) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of the declared attributes of a class."""
+    """Yield the names and values of those attributes of a class that an entry is made from."""
     for each in node.body:
         if not (isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)):
             continue
@@ -206,13 +206,13 @@ def entries() -> dict[str, MethodEntry]:
 
 
 def entries_without_plugins() -> Mapping[str, MethodEntry]:
-    """Return the methods that need no plug-in file: built-in ones and those of distributions."""
+    """Return the built-in methods and those of installed distributions."""
     return {**built_in_methods(), **_entry_point_methods()}
 
 
 @cache
 def _entry_point_methods() -> dict[str, MethodEntry]:
-    """Return the methods of other distributions. Cached, since the lookup reads all metadata."""
+    """Return the methods of other distributions. Cached, because reading metadata is slow."""
     import importlib.metadata
 
     found = {}
@@ -227,7 +227,7 @@ def _entry_point_methods() -> dict[str, MethodEntry]:
 
 
 def check_shadowing() -> None:
-    """Raise UsageError if another package shadows a package of specbench."""
+    """Raise UsageError if Python imports another package instead of one of specbench."""
     home = Path(__file__).resolve().parents[1]
     for name in SIBLING_PACKAGES:
         spec = importlib.util.find_spec(name)
@@ -244,7 +244,7 @@ def check_shadowing() -> None:
 
 
 def has_loaded_plugin() -> bool:
-    """Return True if this process imported a plug-in."""
+    """Return True if this process has imported a plug-in."""
     return bool(_plugin_methods)
 
 
@@ -269,7 +269,7 @@ def resolve(name: str) -> str:
 
 
 def lossless_methods() -> list[str]:
-    """Return the built-in methods that guarantee vanilla's output, without peers."""
+    """Return the names of the built-in lossless methods, without peers."""
     return [
         name
         for name, each in built_in_methods().items()
@@ -307,10 +307,10 @@ def papers(name: str) -> Papers:
     """Return the citations of a method, and the speedups that its papers claim.
 
     Raises:
-        UsageError: as `load`.
+        UsageError: See `load`.
     """
     entry = entries()[resolve(name)]
-    if entry.proposed_in or entry.builds_on:  # available without importing the method and torch
+    if entry.proposed_in or entry.builds_on:  # known without importing the method
         return _cite_papers(entry.proposed_in, entry.builds_on)
     method = load(name)
     if method.citation or method.claims:
@@ -319,7 +319,12 @@ def papers(name: str) -> Papers:
 
 
 def _cite_papers(proposed_in: Sequence[str], builds_on: Sequence[str]) -> Papers:
-    """Return the citations of papers by key, with the claims of the `proposed_in` papers."""
+    """Return the citations of papers, and the speedups claimed by those in `proposed_in`.
+
+    Args:
+        proposed_in: Keys of papers that propose the method.
+        builds_on: Keys of other papers to cite.
+    """
     from specbench_cli.engine.params import Claim
 
     known = _bibliography()
@@ -339,7 +344,7 @@ def _bibliography() -> dict[str, Any]:
 
 
 def build(name: str, params: Mapping[str, Any]) -> Method:
-    """Return a method with its parameters: those passed, and defaults for the rest.
+    """Import a method and return it with the given parameters, and defaults for the others.
 
     Raises:
         UsageError: A parameter is unknown or its value is not allowed. See also `load`.
@@ -348,10 +353,10 @@ def build(name: str, params: Mapping[str, Any]) -> Method:
 
 
 def declare(name: str, params: Mapping[str, Any]) -> Method:
-    """Return a method for a plan. It has parameters and hooks, but cannot decode.
+    """Return the declaration of a method: it has parameters and hooks, but cannot decode.
 
-    Unlike `build`, it does not import torch. Exceptions are plug-ins, and peers that check what is
-    installed.
+    Unlike `build`, this does not import torch, except for plug-ins and for peers that check whether
+    their software is installed.
 
     Raises:
         UsageError: See `build`.
@@ -370,7 +375,7 @@ def declare(name: str, params: Mapping[str, Any]) -> Method:
 
 
 def _with_parameters(kind: type[Method], name: str, params: Mapping[str, Any]) -> Method:
-    """Return an instance of a method's class. See `build`."""
+    """Create an instance of a method's class. See `build`."""
     from pydantic import ValidationError
 
     try:
@@ -388,10 +393,10 @@ def load_plugin(path: str) -> list[str]:
     """Register all methods that a Python file defines.
 
     Returns:
-        The registered names.
+        The names of the methods.
 
     Raises:
-        UsageError: See `plugin.read`. Also raised if a name is taken.
+        UsageError: See `plugin.read`. Also raised if another method has the same name.
     """
     from specbench_cli import plugin
 
@@ -409,7 +414,7 @@ def load_plugin(path: str) -> list[str]:
 
 
 def _describe(method: type[Method], origin: str) -> MethodEntry:
-    """Return the entry of an imported class."""
+    """Return the entry of a method that was imported."""
     return MethodEntry(
         f"{method.__module__}:{method.__qualname__}",
         (method.__doc__ or "").strip().partition("\n")[0],

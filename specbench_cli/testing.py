@@ -1,4 +1,4 @@
-"""Pytest support for plug-ins: each check of the audit as a test.
+"""Support for tests of plug-ins with pytest: run each check of `specbench audit` as a test.
 
     import pytest
     from specbench_cli.testing import CHECKS, check
@@ -49,27 +49,28 @@ CHECKS = (
 def check(
     method: str | os.PathLike[str] | type[Method], name: str, *, whole: bool = False
 ) -> list[Finding]:
-    """Run one of the audit's checks on a method. Fail like a test if it finds a fault.
+    """Run one check of the audit on a method. Raise AssertionError if the method fails it.
 
     Args:
         method: A plug-in file that defines one method, the name of a registered method, or a class.
         name: One of `CHECKS`.
-        whole: True to check as many cases as `specbench audit`, which takes a minute for all
-            checks. False checks a few cases in seconds.
+        whole: True checks as many cases as `specbench audit`, where all checks take a minute. False
+            checks fewer cases and takes seconds.
 
     Returns:
         The findings, with their figures.
 
     Raises:
-        AssertionError: a property does not hold. The message says what, where, and where to look.
-        UsageError: there is no such check, file or method, or the file defines several methods.
+        AssertionError: the method fails. The message says what is wrong, for which case, and where
+            in the code to look.
+        UsageError: the check, file or method is unknown, or the file defines several methods.
     """
     from specbench_cli.audit.runner import CHECKS as KNOWN
     from specbench_cli.audit.runner import run_checks
     from specbench_cli.audit.subject import AuditSubject
 
     if name not in KNOWN:
-        raise UsageError(f"there is no check {name!r}", f"one of {', '.join(CHECKS)}")
+        raise UsageError(f"unknown check {name!r}", f"one of {', '.join(CHECKS)}")
     kind = registry.load(_load_method(method)) if not isinstance(method, type) else method
     with nullcontext() if whole else few_cases():
         found = run_checks(AuditSubject.from_method(kind.name, kind), {name: KNOWN[name]})
@@ -97,7 +98,7 @@ def _load_method(method: str | os.PathLike[str]) -> str:
 
 @contextmanager
 def few_cases() -> Iterator[None]:
-    """Limit audits to a few cases within this context."""
+    """Reduce the number of cases of the audit's checks within the `with` block."""
     from specbench_cli.audit.cases import wide_case
 
     checks: dict[str, dict[str, Any]] = {
@@ -105,7 +106,7 @@ def few_cases() -> Iterator[None]:
             "OUTCOME_BUDGET": {"rejection": 150, "block": 40},
             "DEEP_BUDGET": {"rejection": 50, "block": 50},
             "LATE_BUDGET": {"rejection": 150},
-            "MAX_OUTCOMES": 128,  # what drafts of two tokens have on disjoint tables
+            "MAX_OUTCOMES": 128,  # enough for drafts of two tokens on disjoint tables
             "wide_case": partial(wide_case, vocab=64),
         },
         "sampled": {"TOKENS": 200, "REDRAWN_TOKENS": 40},

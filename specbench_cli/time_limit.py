@@ -1,4 +1,4 @@
-"""Time limit for third-party code in the main thread."""
+"""Time limit for code of other projects, such as plug-ins, in the main thread."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def limit_time(
     *,
     cpu: bool = False,
 ) -> Iterator[None]:
-    """Raise an error in the `with` block if it runs longer than the time limit.
+    """Raise an error in the `with` block if it takes longer than the time limit.
 
-    There is no limit outside the main thread, or without `signal.setitimer`.
+    Outside the main thread, and on systems without `signal.setitimer`, there is no limit.
 
     Args:
         seconds: time limit in seconds; None for no limit.
         message: message of the error.
         error: function of the message that returns the exception to raise.
         again_s: interval in seconds to raise the error again if the code catches it; 0: never.
-        cpu: limit the processor time of this process, which does not depend on other load.
+        cpu: limit the CPU time of this process instead of the elapsed time.
     """
     here = threading.current_thread() is threading.main_thread()
     if seconds is None or not here or not hasattr(signal, "setitimer"):

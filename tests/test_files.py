@@ -105,7 +105,7 @@ def test_user_s_file_is_replaced_if_that_is_permitted(folder):
 def test_user_s_file_is_kept_and_named_where_the_others_matter_more(folder):
     (folder / "a").write_text("mine")
     kept = []
-    with files.staging_folder(folder, kept=kept) as staging:
+    with files.staging_folder(folder, not_replaced=kept) as staging:
         (staging / "a").write_text("new")
         (staging / "b").write_text("new")
     assert kept == [folder / "a"]
@@ -278,14 +278,14 @@ def test_a_file_is_read_as_it_is(tmp_path):
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/urandom"])
 def test_a_device_without_an_end_is_refused_once_it_is_too_large(tmp_path, path):
     (tmp_path / "link").symlink_to(path)
-    with pytest.raises(OSError, match="it holds more than 1 MB"):
+    with pytest.raises(OSError, match="it has more than 1 MB"):
         files.read_bytes(tmp_path / "link", files.MB)
 
 
 def test_a_large_file_is_refused(tmp_path):
     with (tmp_path / "large").open("wb") as file:
         file.truncate(10 * files.MB)
-    with pytest.raises(OSError, match="it holds more than 1 MB"):
+    with pytest.raises(OSError, match="it has more than 1 MB"):
         files.read_bytes(tmp_path / "large", files.MB)
 
 

@@ -29,7 +29,7 @@ def written(tmp_path, text):
     ["../../x", "a/b", "a b", "", ".hidden", "-m", "Mine", "a\nb", "x" * 65, 3, None, "caf\u00e9"],
 )
 def test_a_name_that_cannot_be_typed_or_made_a_file_is_refused(tmp_path, name):
-    with pytest.raises(UsageError, match="cannot be a method's name, which has lower-case"):
+    with pytest.raises(UsageError, match="is not a valid method name"):
         plugin.read(written(tmp_path, METHOD.format(name=name)))
 
 
@@ -46,7 +46,7 @@ def test_every_name_of_ours_is_one_that_a_plug_in_could_have():
 def test_a_name_of_another_distribution_is_checked_before_it_is_imported(monkeypatch):
     entry = registry.MethodEntry("os:path", "", origin="theirs")
     monkeypatch.setattr(registry, "_entry_point_methods", lambda: {"../x": entry})
-    with pytest.raises(UsageError, match=r"theirs: '\.\./x' cannot be a method's name"):
+    with pytest.raises(UsageError, match=r"theirs: '\.\./x' is not a valid method name"):
         registry.load("../x")
 
 
@@ -63,5 +63,7 @@ def test_a_name_of_another_distribution_is_checked_before_it_is_imported(monkeyp
 )
 def test_an_import_that_does_not_end_is_refused(tmp_path, monkeypatch, hangs):
     monkeypatch.setattr(plugin, "IMPORT_S", 0.1)
-    with pytest.raises(UsageError, match=r"mine\.py:\d+: TimeoutError: its import did not end wi"):
+    with pytest.raises(
+        UsageError, match=r"mine\.py:\d+: TimeoutError: its import took longer than"
+    ):
         plugin.read(written(tmp_path, hangs))

@@ -280,7 +280,7 @@ def test_a_plug_in_that_was_changed_is_read_again(tmp_path, monkeypatch):
 
 
 def test_several_targets_are_several_calls():
-    with pytest.raises(UsageError, match="stand for several runs, and a call makes one"):
+    with pytest.raises(UsageError, match="describe several runs, and a call makes one"):
         sb.run(targets=["embedded-7m", "embedded-exit"], methods="pld")
 
 

@@ -201,7 +201,7 @@ def test_broken_plugin_is_one_clear_error(plugin, text, message):
 
 
 def test_plugin_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(UsageError, match=r"no plug-in file .*gone\.py"):
+    with pytest.raises(UsageError, match=r"the plug-in file .*gone\.py"):
         registry.load_plugin(str(tmp_path / "gone.py"))
 
 

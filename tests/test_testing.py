@@ -67,7 +67,7 @@ def test_a_name_and_a_class_are_checked_as_well_as_a_file():
 
 def test_a_check_or_a_method_that_there_is_not_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_plugin_methods", {})
-    with pytest.raises(UsageError, match="there is no check 'distributions'"):
+    with pytest.raises(UsageError, match="unknown check 'distributions'"):
         check("pld", "distributions")
     with pytest.raises(UsageError, match="there is no method 'pldd'; did you mean 'pld'"):
         check("pldd", "distribution")

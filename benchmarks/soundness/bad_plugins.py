@@ -180,7 +180,7 @@ def main() -> int:
             code = run_forked(arguments, output_file)
             output = output_file.read_text(errors="replace")
             rejected = code == 2 and not RunDir.holds_run(folder)
-            interrupted = code == 2 and "is no measurement" in output  # reported, and the run stops
+            interrupted = code == 2 and "its results are not valid" in output
             same = (
                 rejected
                 or interrupted

@@ -179,7 +179,7 @@ class KillTrials:
         return self._expected[name]
 
     def run_kill_trial(self, number: int) -> None:
-        """Kill a run once or twice, resume it, and compare its results."""
+        """Kill a run once or twice, resume it to its end, and compare its results."""
         name = list(RUNS)[number % len(RUNS)]
         expected = self.expected_results(name)
         folder, output = self.home / f"{name}-{number}", self.home / f"{name}-{number}.txt"

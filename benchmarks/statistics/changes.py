@@ -1,7 +1,8 @@
-"""Tables of docs/explanations/statistics.md about change points: false alarm rates and detection
-rates.
+"""Simulate false alarm rates and detection rates of change points.
 
-Usage: python benchmarks/statistics/changes.py [REPLICATIONS]
+    python benchmarks/statistics/changes.py [REPLICATIONS]
+
+The script prints the tables in docs/explanations/statistics.md.
 """
 
 import sys

@@ -1,6 +1,8 @@
-"""Simulate false alarms and detections of the timing gate, for docs/explanations/statistics.md.
+"""Simulate false alarms and detections of the timing gate of `specbench compare`.
 
-python benchmarks/statistics/false_alarms.py [comparisons]
+    python benchmarks/statistics/false_alarms.py [comparisons]
+
+The script prints the table in docs/explanations/statistics.md.
 """
 
 from __future__ import annotations
@@ -76,8 +78,11 @@ def simulate_comparison(
     """Simulate one comparison and return the change of each figure and method.
 
     Args:
-        draft: slowdown of draft forwards on the new side, for all methods with a draft model.
-        method: slowdown of method 0 on the new side.
+        machine: noise of the times.
+        size: numbers of methods, prompts and processes.
+        draft: slowdown of draft forwards in NEW, for all methods with a draft model.
+        method: slowdown of method 0 in NEW.
+        tolerance: allowed slowdown, 0.05 for 5%.
     """
     new = np.arange(2 * size.processes) >= size.processes
     speed = rng.normal(0, machine.phase, len(new))

@@ -1,12 +1,12 @@
-"""Tokens that the likelihood test needs to detect a draft with a wrong q, for
-docs/explanations/audit.md.
+"""Compute how many tokens the likelihood test needs to detect a draft with a wrong q.
 
-python benchmarks/statistics/likelihood_power.py [prompts]
+    python benchmarks/statistics/likelihood_power.py [prompts]
 
-The script simulates decoding with the embedded pair token by token, with drafts of five tokens. So
-the distribution of each token is known, both with the fault and under the target. The mean gain of
-a martingale per token is computed from these distributions, without sampling. A method is broken
-once the best tilt has gained what `stats.martingale` requires.
+The script prints the table in docs/explanations/audit.md. It simulates decoding with the embedded
+pair token by token, with drafts of five tokens. So the distribution of each token is known, both
+with the fault and under the target. From these distributions it computes the mean gain per token of
+the test martingale (`stats.martingale`), without sampling. The test reports a method as broken when
+the best of its martingales (tilts) exceeds a threshold.
 """
 
 from __future__ import annotations

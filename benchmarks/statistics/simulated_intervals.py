@@ -1,9 +1,9 @@
-"""Simulate the coverage of intervals and the errors of significance groups, for
+"""Simulate the coverage of intervals and the errors of significance groups.
+
+    python benchmarks/statistics/simulated_intervals.py [replications [TABLE ...]]
+
+TABLE: intervals, rare, letters, differences; default: all. The script prints the tables in
 docs/explanations/statistics.md.
-
-python benchmarks/statistics/simulated_intervals.py [replications [TABLE ...]]
-
-TABLE: intervals, rare, letters, differences; default: all.
 """
 
 from __future__ import annotations

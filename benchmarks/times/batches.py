@@ -117,7 +117,7 @@ def main() -> None:
 def count_equal_ids(
     bench: Bench, method_run: MethodRun, requests: list[Request], chunk: int
 ) -> None:
-    """Print for how many requests a method's ids equal those of vanilla at batch 1."""
+    """Print the number of requests for which a method's ids equal those of vanilla at batch 1."""
     for sampling in RULES:
         due = [vanilla_ids(bench, request, sampling) for request in requests]
         for size in ID_SIZES:

@@ -156,7 +156,7 @@ def find_slow_rows(times: dict[int, float]) -> list[str]:
 
 
 def multiply(products: Sequence[Linear], x: torch.Tensor) -> None:
-    """Compute all products of one input."""
+    """Multiply one input with all matrices."""
     for product in products:
         product(x)
 

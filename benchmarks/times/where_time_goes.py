@@ -2,7 +2,7 @@
 
     python benchmarks/times/where_time_goes.py predicted --limit 96
     python benchmarks/times/where_time_goes.py predicted --limit 24 --target smollm2-135m
-    python benchmarks/times/where_time_goes.py elsewhere  # of 2 threads, for 1
+    python benchmarks/times/where_time_goes.py elsewhere  # 2 threads predict 1
     python benchmarks/times/where_time_goes.py beside --task gsm8k --limit 48
     python benchmarks/times/where_time_goes.py recommended --minutes 10
 
@@ -88,7 +88,7 @@ class RunFolder:
 
 
 def one_row_per_method(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield one row per method, the one over all tasks if there are several."""
+    """Yield one prediction per method: that over all tasks if the run has several tasks."""
     yield from {row["label"]: row for row in rows if row["label"] != "all"}.values()
 
 

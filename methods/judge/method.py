@@ -56,7 +56,7 @@ class JudgeVerifier(AcceptRule):
         token."""
         if self.head is None or places.features is None:
             raise MethodFault(
-                "a judge needs its head and the target's rows (`session.capture_layers`)"
+                "a judge needs its head and the target's hidden states (`session.capture_layers`)"
             )
         return self.head(places.features) > self.threshold
 

@@ -43,7 +43,7 @@ class MtpParams(LengthParams):
     @classmethod
     def _needs_no_draft_model(cls, value: int | LengthRule) -> int | LengthRule:
         if value == "acceptance-head":
-            raise ValueError("'acceptance-head' reads a draft model's rows: for sps and specdec++")
+            raise ValueError("'acceptance-head' needs a draft model; use it with sps or specdec++")
         return value
 
 

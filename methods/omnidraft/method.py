@@ -70,9 +70,9 @@ class OmniDraft(Method):
     def start(self, session: Session) -> None:
         """Prefill the draft model with the prompt, tokenized in its own vocabulary."""
         self.model, self.text = session.draft(), Transcript(session, session.draft())
-        self.words, self.drafted = self.text.translation, list[int]()
+        self.translation, self.drafted = self.text.translation, list[int]()
         self.runs: NgramCache = session.memory.setdefault("runs", NgramCache(self.params.memory))
-        self.runs.add_text(session.tokens(), self.words.spell_in_draft)
+        self.runs.add_text(session.tokens(), self.translation.spell_in_draft)
         if self.text.remaining > 0:
             self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
@@ -80,18 +80,18 @@ class OmniDraft(Method):
         """Carry out steps 1 to 4; see the class."""
         # Step 1: translate the committed tokens.
         self.text.follow(session.tokens())
-        picks, x, state, room = (
+        picks, x, state, remaining = (
             list[Pick](),
             self.text.pending_tokens(),
             self.text.state,
             self.text.remaining,
         )
         self.drafted, outs, fed = [], list[ModelOutput](), 0
-        while len(picks) < min(self.params.length, limit) and len(self.drafted) < room:
+        while len(picks) < min(self.params.length, limit) and len(self.drafted) < remaining:
             # Step 2: The draft's distributions before the walk and after each of its tokens.
             outs = [self.model.forward(x, state) if x.ids.numel() else outs[fed]]
             begin, walk, node = state.length(), list[int](), self.runs.trie
-            while node and len(self.drafted) + len(walk) < room:
+            while node and len(self.drafted) + len(walk) < remaining:
                 w = host.number(outs[-1].rows[-1].argmax())
                 node = node.get(w, {})
                 if not self.runs.has_children(node):
@@ -100,7 +100,7 @@ class OmniDraft(Method):
                 outs.append(self.model.forward(self._ids([w]), state))
             # Steps 3 and 4: draw a token from q, and drop what was fed after it.
             picks.append(session.pick(self._distribution(walk, outs), len(picks)))
-            run = self.runs.find_ngram(host.number(picks[-1][0]), self.words.spell_in_draft)
+            run = self.runs.find_ngram(host.number(picks[-1][0]), self.translation.spell_in_draft)
             fed = next((at for at, w in enumerate(walk) if run[at : at + 1] != [w]), len(walk))
             state.rollback(0, begin + fed)
             self.drafted, x = [*self.drafted, *run], self._ids(run[fed:])
@@ -109,32 +109,34 @@ class OmniDraft(Method):
     def _distribution(self, walk: list[int], outs: list[ModelOutput]) -> ModelOutput:
         """Carry out step 3, and return the logits of q; see the class."""
         if not walk:
-            return self.words.to_target_logits(outs[0])
-        chances = [out.rows[-1].double().softmax(-1) for out in outs]
+            return self.translation.to_target_logits(outs[0])
+        distributions = [out.rows[-1].double().softmax(-1) for out in outs]
         q = (
-            self.words.to_target_logits(ModelOutput(chances[0].log()[None, None], outs[0].hidden))
+            self.translation.to_target_logits(
+                ModelOutput(distributions[0].log()[None, None], outs[0].hidden)
+            )
             .rows[0]
             .exp()
         )
         node, chance, longest = (
             self.runs.trie,
             q.new_ones(()),
-            self.words.draft_to_target.get(walk[0]),
+            self.translation.draft_to_target.get(walk[0]),
         )
-        for w, before, behind in zip(walk, chances, chances[1:], strict=False):
+        for w, before, after in zip(walk, distributions, distributions[1:], strict=False):
             node, chance = node[w], chance * before[w]
             longest = node.get(NgramCache.END, longest)
             ends, tokens = self.runs.find_completions(node)
-            taken = chance * behind[self._ids(ends).ids[0]]
+            taken = chance * after[self._ids(ends).ids[0]]
             q[self._ids(tokens).ids[0]] = taken
             if longest is not None:
                 q[longest] -= taken.sum()
         return ModelOutput(q.clamp_min(0).log().to(outs[0].rows.dtype)[None, None], outs[0].hidden)
 
     def _ids(self, ids: list[int]) -> Tokens:
-        return Tokens(host.ids(ids, self.words.device)[None])
+        return Tokens(host.ids(ids, self.translation.device)[None])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Carry out step 1 of the next step, and step 6; see the class."""
         self.text.follow(session.tokens(), self.drafted)
-        self.runs.add_text(outcome.committed, self.words.spell_in_draft)
+        self.runs.add_text(outcome.committed, self.translation.spell_in_draft)

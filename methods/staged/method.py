@@ -79,7 +79,9 @@ class StagedParams(MethodParams):
     @classmethod
     def _models_after_counts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if NGRAM in value[1:] or value == (NGRAM,) or len(set(value)) < len(value):
-            raise ValueError(f"must name models, each once, {NGRAM!r} at most before them")
+            raise ValueError(
+                f"must contain names of models, each once; only the first may be {NGRAM!r}"
+            )
         return value
 
 
@@ -215,10 +217,11 @@ class ModelStage:
     chooses are accepted, so its output is the text that it would generate alone.
 
     Args:
-        nodes: Maximum size of the trees that it proposes. width: Maximum number of children of a
-        node. least: The model stops after a token whose path is less likely than this. The token
-        itself is kept, because dropping it for its value would change the distribution. draws:
-        Whether the model draws from its distribution or takes the best token.
+        nodes: Maximum number of nodes of the trees that the stage proposes.
+        width: Maximum number of children of a node.
+        min_probability: The model stops after a token whose path is less likely than this. The
+            token itself is kept, because dropping it for its value would change the distribution.
+        draws: Whether the model draws from its distribution or takes the best token.
     """
 
     def __init__(
@@ -273,7 +276,7 @@ class ModelStage:
             # The stage below drafts; this model verifies in one forward.
             before, left = [*path, *trunk], depth - len(trunk) - 1
             guess = NO_GUESS if self.below is None else self.below.propose(before, left)
-            logits = self._read(pending, guess)
+            logits = self._score_guess(pending, guess)
             accepted, token, predictions = self._verify_guess(guess, logits, len(before))
             # The accepted tokens and the model's own next token are generated.
             self.state.commit(
@@ -283,7 +286,7 @@ class ModelStage:
             if self.below is not None:
                 self.below.learn(before, own)
             self.state_tokens += [*pending, *own[:-1]]
-            pending = [*self._drop_lost(), token]
+            pending = [*self._drop_lost_tokens(), token]
             for token, row in zip(own, predictions, strict=True):
                 trunk.append(token)
                 rows.append(row)
@@ -379,7 +382,7 @@ class ModelStage:
             [NextTokens(tokens[row], values[row], None) for row in at],
         )
 
-    def _read(self, pending: Sequence[int], guess: GuessTree) -> Tensor:
+    def _score_guess(self, pending: Sequence[int], guess: GuessTree) -> Tensor:
         """Return the logits after the last pending token and after each draft node, [1 + nodes,
         vocab]."""
         m, n = len(pending), len(guess.tokens)
@@ -410,9 +413,9 @@ class ModelStage:
         while len(text) <= n < most and self.state_tokens[n] == path[n - len(text)]:
             n += 1
         self.state.rollback(0, n)
-        self._drop_lost()
+        self._drop_lost_tokens()
 
-    def _drop_lost(self) -> list[int]:
+    def _drop_lost_tokens(self) -> list[int]:
         """Remove and return the tokens of `state_tokens` that the state no longer contains.
 
         The state of a recurrent model may drop more tokens than `rollback` asks for.

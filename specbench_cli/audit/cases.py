@@ -172,8 +172,8 @@ def enumerated_cases(rule: Rule, *, include_costly: bool) -> Iterator[Case]:
     yield Case(
         "peaked", fix_token(make_table_pair("near"), PROMPT, 1), warp(0.5, top_k=2), length=4
     )
-    # With four tokens, three of them verified, a draft of two tokens has an EOS inside, at its end
-    # and as its bonus token.
+    # With outputs of four tokens, an EOS can be inside a draft of two tokens, at its end, or its
+    # bonus token.
     for eos in ((0,), (1,), (0, 2)):
         yield Case("near", near, plain, eos=eos, length=4)
     for budget in (1, 2, 3, 4):
@@ -230,7 +230,7 @@ def late_level_cases(rule: Rule, levels: int) -> Iterator[tuple[str, Case]]:
 
 
 HISTORIES = 6
-"""Number of histories of accepted and rejected tokens that are enumerated."""
+"""Number of `history_cases`: texts with different sequences of accepted and rejected drafts."""
 
 
 def history_cases(rule: Rule) -> Iterator[Case]:
@@ -266,7 +266,11 @@ WARPS = ((1.0, 0, 1.0), (0.6, 3, 1.0), (1.4, 0, 0.8), (0.9, 3, 0.6))
 
 
 def make_sampling(rule: Rule, turn: int) -> Sampling:
-    """Return the rule with temperature, top-k, top-p and seed that depend on `turn`."""
+    """Return a sampling configuration with this rule.
+
+    Args:
+        turn: index that selects temperature, top-k, top-p and seed.
+    """
     if rule == "greedy":
         return Sampling(seed=turn)
     temperature, top_k, top_p = WARPS[(turn + turn // len(WARPS)) % len(WARPS)]
@@ -281,7 +285,7 @@ def random_cases(rule: Rule, n: int, levels: int) -> Iterator[Case]:
     Args:
         levels: maximum draft levels of the method. Some budgets are close to it.
     """
-    rng, levels = random.Random(5), max(1, levels)  # a budget is 1 at least
+    rng, levels = random.Random(5), max(1, levels)  # a budget must be at least 1
     for turn in range(n):
         vocab, kind = 3 + turn % 3, ("near", "flat", "equal", "disjoint")[turn % 4]
         tables = make_table_pair(

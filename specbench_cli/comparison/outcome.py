@@ -106,7 +106,7 @@ class Comparison:
 
     @property
     def failed_rows(self) -> tuple[RowOutcome, ...]:
-        """Rows that fail the gate."""
+        """Rows that fail the comparison, because a finding's outcome is in `fail_on`."""
         return tuple(
             row for row in self.rows if any(found.outcome in self.fail_on for found in row.findings)
         )

@@ -88,7 +88,7 @@ def estimate_changes(
 
 
 def explain_unjudged(scope: Scope, processes: ComparedProcesses) -> Iterator[str]:
-    """Yield sentences on rows whose times are not judged, or not for all runs."""
+    """Yield a sentence for each method whose times are not compared, or not those of all runs."""
     for row, pairs in scope.pairs.items():
         prompt_turns = _prompt_turns(pairs)
         if reason := _skip_reason(row, prompt_turns, processes) or _describe_excluded(

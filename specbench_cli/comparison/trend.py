@@ -22,7 +22,8 @@ FIGURES = (SPEEDUP, MAT, ACCEPTANCE, BAD)
 """Decode speedup: over vanilla of the same run. Acceptance: accepted / drafted levels. Bad outputs:
 number of outputs that failed or are mismatches."""
 FALSE_ALARMS = 0.05
-"""Maximum probability of any false change point in all noisy series together."""
+"""Maximum probability that any change point in a noisy series is false, over all series
+together."""
 _PROGRAM = frozenset({"specbench", "commit"})
 """Facts that may differ, because trends show their effect."""
 

@@ -173,7 +173,7 @@ _ALLOWED = {
     ("less_than",): "below {lt:g}",
     ("literal_error", "enum"): "one of {expected}",
     ("finite_number",): "a finite number",
-    ("too_short", "string_too_short"): "not empty",
+    ("too_short", "string_too_short"): "given, not empty",
     ("string_too_long",): "at most {max_length} characters long",
     ("too_long",): "a list of at most {max_length}",
     ("bool_parsing", "bool_type"): "true or false",

@@ -113,7 +113,8 @@ def _logits_by_width(
     """Return the logits [n, vocab] that choose the n output tokens, from one forward per step."""
     n_prompt = len(request.ids)
     widths = [
-        max(nodes + 1, kept) for nodes, kept in zip(steps.nodes, steps.committed, strict=True)
+        max(nodes + 1, committed)
+        for nodes, committed in zip(steps.nodes, steps.committed, strict=True)
     ]
     padding = [ids[-1]] * max(widths, default=0)
     text = torch.tensor([[*request.ids, *ids, *padding]], device=decoder.device)
@@ -122,14 +123,14 @@ def _logits_by_width(
     assert first is not None
     rows, end = [first[0]], n_prompt
     state.commit(0, range(n_prompt))
-    for at, (width, kept) in enumerate(zip(widths, steps.committed, strict=True)):
-        block, path = text[:, end : min(end + width, decoder.max_positions)], list(range(kept))
+    for at, (width, committed) in enumerate(zip(widths, steps.committed, strict=True)):
+        block, path = text[:, end : min(end + width, decoder.max_positions)], list(range(committed))
         shape: dict[str, Any] = {}
         if drafts is not None and state.by_row:
             draft = drafts[at]
             proposed = torch.tensor([draft.tokens], dtype=text.dtype, device=decoder.device)
             block = torch.cat((text[:, end : end + 1], proposed), 1)
-            path = [0, *(node + 1 for node in draft.path)][:kept]
+            path = [0, *(node + 1 for node in draft.path)][:committed]
             if draft.parents is not None:
                 mask, depths = build_tree_mask(tuple(draft.parents), decoder.device)
                 shape = {"positions": (depths + end)[None], "mask": mask}
@@ -145,5 +146,5 @@ def _logits_by_width(
         path = [*range(missing.shape[1]), *(missing.shape[1] + row for row in path)]
         rows.append(logits[path[missing.shape[1] :]])
         state.commit(0, path)
-        end += kept
+        end += committed
     return torch.cat(rows)

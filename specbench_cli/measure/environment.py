@@ -1,6 +1,7 @@
 """Software environment of a run, for its manifest: versions, commit, variables and threads.
 
-It contains no host name, user name or path.
+It contains no host name, user name or path. Importing this module does not import torch, because
+`specbench --version` uses it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import torch
 
 PACKAGES = (
     *("specbench-cli", "torch", "transformers", "tokenizers", "safetensors", "numpy", "numba"),
@@ -53,6 +52,8 @@ VARIABLES = (
 
 def versions() -> dict[str, str | None]:
     """Return the versions of Python, CUDA and `PACKAGES`; None for those that are missing."""
+    import torch
+
     found: dict[str, str | None] = {
         "python": platform.python_version(),
         "cuda": torch.version.cuda,
@@ -91,6 +92,8 @@ def variables() -> dict[str, str]:
 
 def threads() -> dict[str, int]:
     """Return the number of PyTorch threads within an operation and between operations."""
+    import torch
+
     return {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()}
 
 

@@ -144,7 +144,7 @@ def _drop_unloadable(
         answered = run_dir.read_output_ids()
         # If such a method has records, its modules loaded earlier, so the records stay valid.
         recorded = {label for _, _, label, _ in answered} - runnable
-        kept = [row for row in run_dir.manifest["rows"] if row["label"] in recorded]
-        run_dir.update(left_out=left_out, rows=[*method_entries(rest), *kept])
+        recorded_entries = [row for row in run_dir.manifest["rows"] if row["label"] in recorded]
+        run_dir.update(left_out=left_out, rows=[*method_entries(rest), *recorded_entries])
         view.started(rest.n_outputs, len(answered), run_dir.path)
     return rest

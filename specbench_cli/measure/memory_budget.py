@@ -106,8 +106,9 @@ class MemoryModel:
         """Return the methods of the configuration, limited to `max_draft` draft tokens per step."""
         rows = []
         for row, method_run in zip(self._plan.config.methods, self._plan.method_runs, strict=True):
-            key, asked = _draft_param(method_run.method), self.configured_drafts[method_run.label]
-            changed = {} if key is None or asked <= max_draft else {key: max_draft}
+            key = _draft_param(method_run.method)
+            configured = self.configured_drafts[method_run.label]
+            changed = {} if key is None or configured <= max_draft else {key: max_draft}
             rows.append({**row.model_dump(), "params": {**row.params, **changed}})
         return rows
 
@@ -151,7 +152,10 @@ def fit_to_budget(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
         "asked": {"batch": config.batch, "drafts": model.configured_drafts},
         "chosen": {
             "batch": batch,
-            "drafts": {label: min(asked, most) for label, asked in model.configured_drafts.items()},
+            "drafts": {
+                label: min(configured, most)
+                for label, configured in model.configured_drafts.items()
+            },
         },
         "predicted": {**asdict(chosen), "total": chosen.total},
     }
@@ -409,9 +413,9 @@ def compute_footprint(
                 " model or a lookup are supported"
             )
         for n in {1, *map(len, groups)}:  # the warm-up uses a single sequence
-            held = method.max_sequences(batch)
+            max_sequences = method.max_sequences(batch)
             for session in Batch(
-                workspace, requests[:n], Sampling(), size=batch, slots=held
+                workspace, requests[:n], Sampling(), size=batch, slots=max_sequences
             ).join():
                 type(method)(method.params).start(session)
     target = sizes["target"]
@@ -425,7 +429,7 @@ def compute_footprint(
     )
     # The engine keeps the buffers of short forwards: those of prompts, and of one or two steps.
     short = sorted({n for group in groups for n in group if n <= MAX_FEW})[-MAX_SCRATCH:]
-    kept = (sum(short) + 2 * step) * target.scratch
+    buffers = (sum(short) + 2 * step) * target.scratch
     distributions = noise = 0
     if rule in ("rejection", "block"):
         distributions = 4 * target.vocab * (2 * (most + 1) + batch * most)
@@ -448,7 +452,7 @@ def compute_footprint(
         weights=target.weights,
         draft=sizes["draft"].weights if "draft" in sizes else 0,
         rows=workspace.state_bytes,
-        activations=activations + kept,
+        activations=activations + buffers,
         candidates=candidates + noise,
     )
 

@@ -74,8 +74,12 @@ def start_run(
     names = "-".join(task.name for task in plan.tasks)
     path = out or new_path(names, plan.config.model_dump(mode="json"))
     why = {label: redact_paths(words) for label, words in prepared.left_out.items()}
-    told = {**build_manifest(plan, sources), "left_out": why, "memory_budget": prepared.memory}
-    run_dir = RunDir.create(path, told, resume_config=plan.config.model_dump_json())
+    new_manifest = {
+        **build_manifest(plan, sources),
+        "left_out": why,
+        "memory_budget": prepared.memory,
+    }
+    run_dir = RunDir.create(path, new_manifest, resume_config=plan.config.model_dump_json())
     # The user started this run, so resuming it needs no further permission.
     permission.permit(permission.collect_requests(config, path / RESUME_FILE))
     return plan, run_dir
@@ -375,7 +379,7 @@ def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> 
     check_complete(tuning_plan, tuning_dir, resumed=run_dir.path)
     tuning_dir.close("finished", finished_utc=utc_now())
     models = {**tuning_dir.manifest["models"], **tuning_dir.manifest["heads"]}
-    weights = {name.partition(" ")[0]: held["weight_bytes"] for name, held in models.items()}
+    weights = {name.partition(" ")[0]: entry["weight_bytes"] for name, entry in models.items()}
     choices = tune.choose(tuning, list(tuning_dir.records()), plan.config.tune_by, weights)
     found = tune.facts(plan, tuning, choices)
     chosen = tune.apply_tuning(plan, {"tuning": found})

@@ -59,9 +59,11 @@ def check_plugin_files(run_dir: RunDir, config: RunConfig, force: bool) -> None:
         config: Configuration of the run.
         force: True accepts changed files.
     """
-    held = run_dir.manifest.get("method_files") or {}
+    hashes = run_dir.manifest.get("method_files") or {}
     theirs = {
-        name: each for name, each in held.items() if name not in registry.entries_without_plugins()
+        name: each
+        for name, each in hashes.items()
+        if name not in registry.entries_without_plugins()
     }
     changed = permission.find_changed_plugins(theirs, config.plugins)
     if changed and not force:
@@ -108,21 +110,21 @@ def check_unchanged(
         run_dir.update(mixed=[*run_dir.manifest.get("mixed", []), *differing])
 
 
-def check_weights(run_dir: RunDir, held: Mapping[str, Mapping[str, Any]], force: bool) -> None:
+def check_weights(run_dir: RunDir, entries: Mapping[str, Mapping[str, Any]], force: bool) -> None:
     """Raise UsageError if the weights of models or heads have changed since the run was started.
 
     Args:
         run_dir: Folder of the run.
-        held: Manifest entries of the loaded models and heads.
+        entries: Manifest entries of the loaded models and heads.
         force: True accepts changed weights.
     """
     before = {**run_dir.manifest.get("models", {}), **run_dir.manifest.get("heads", {})}
     if before:
-        check_unchanged(run_dir, _weights(before), _weights(held), force)
+        check_unchanged(run_dir, _weights(before), _weights(entries), force)
 
 
-def _weights(held: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    return {f"the weights of {name}": facts["sha256"][:12] for name, facts in held.items()}
+def _weights(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    return {f"the weights of {name}": facts["sha256"][:12] for name, facts in entries.items()}
 
 
 def check_planned(plan: Plan, run_dir: RunDir, answered: Iterable[RecordKey]) -> None:
@@ -160,8 +162,8 @@ def check_complete(plan: Plan, run_dir: RunDir, resumed: Path | None = None) -> 
     if plan.config.tune is not None:
         plan = tune.apply_tuning(plan, run_dir.manifest)
     answered = run_dir.reread_output_ids()
-    asked = {(prompt.prompt_id, prompt.turn) for prompt in run_dir.prompts()}
-    if lost := [key for key in answered if key[:2] not in asked]:
+    prompt_keys = {(prompt.prompt_id, prompt.turn) for prompt in run_dir.prompts()}
+    if lost := [key for key in answered if key[:2] not in prompt_keys]:
         raise ConcurrentWriteError(
             f"{run_dir.path / 'prompts.jsonl'} lacks {lost[0][0]}, turn {lost[0][1]},"
             " which this run decoded: another program removed or overwrote it during the run",

@@ -89,7 +89,7 @@ def warm_up(
     if method_run.method.learns:
         learn(method_run.method, session)
     if batch_requests and method_run.method.batches:
-        held = method_run.method.max_sequences(size)
-        batch = Batch(workspace, batch_requests, sampling, size=size, slots=held, memory=own)
+        slots = method_run.method.max_sequences(size)
+        batch = Batch(workspace, batch_requests, sampling, size=size, slots=slots, memory=own)
         for _ in method_run.method.generate_batch(batch):
             pass

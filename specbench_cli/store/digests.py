@@ -1,7 +1,7 @@
-"""Digests that show whether another program changed the files of a run.
+"""Digests with which specbench detects that another program changed the files of a run.
 
-While a run is unfinished, its manifest has a digest of each line, so that lines can be deleted and
-measured again but not changed. A finished run has one SHA-256 per file.
+The manifest of an unfinished run has a digest of each line. So lines may be deleted and measured
+again, but a changed line is an error. The manifest of a finished run has one SHA-256 per file.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 FOREIGN_LINE = "0" * 16
-"""Digest that is stored for a line of another program. No line has it."""
+"""Digest that marks a line which another program wrote. No line really has this digest."""
 
 FileSeal = dict[str, Any]
 """Size in bytes and SHA-256 of a finished file."""
 
 
 def short_digest(value: object) -> str:
-    """Return a digest of a line, or of the key of a record or prompt, as 16 hex digits."""
+    """Return a digest with 16 hexadecimal digits, of a line or of a key of a record or prompt."""
     return blake2b(str(value).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 

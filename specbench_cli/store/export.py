@@ -1,6 +1,6 @@
-"""Export of records as one compact table for parquet and pandas.
+"""Export of records as one table, for parquet files and pandas.
 
-Nested fields are flattened. Lists are kept.
+Nested fields become columns such as `ns_total`. Lists stay lists.
 """
 
 from __future__ import annotations

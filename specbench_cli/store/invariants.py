@@ -1,6 +1,6 @@
-"""Invariants of a record: its fields must agree with each other and with its run.
+"""Checks of a record: its fields must agree with each other and with its run.
 
-They are checked before a record is written, and when it is read.
+specbench runs these checks before it writes a record, and when it reads one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def validate(record: Record, vocabulary: int | None = None) -> None:
     _ensure_one_of("guarantee", record.guarantee, GUARANTEES)
     _ensure((record.finish == "error") == (record.error is not None), "finish", "error text")
     timed = record.error is None and not record.void
-    _ensure(record.energy_j is None or timed, "energy_j", "of an output whose time is not told")
+    _ensure(record.energy_j is None or timed, "energy_j", "given for a noisy or failed output")
     if record.error is not None:
         return
     verdict = record.verdict
@@ -55,7 +55,7 @@ def validate(record: Record, vocabulary: int | None = None) -> None:
         _ensure(right and len(found.cumulants) == len(TILTS), "likelihood", "not its numbers")
     _ensure(record.score is None or 0 <= record.score <= 1, "score", "outside 0..1")
     complete = record.valid is None or record.finish == "eos"
-    _ensure(complete, "valid", "of an output that did not come to its end")
+    _ensure(complete, "valid", "given for an output that did not end with EOS")
     if not record.peer:
         for name in ("origin", "steps", "target_forwards", "draft_forwards", "forwards"):
             _ensure(getattr(record, name) is not None, name, "missing")
@@ -75,7 +75,8 @@ def validate(record: Record, vocabulary: int | None = None) -> None:
 
 
 ForwardCounts = tuple[int, int, float]
-"""Result of `Trace.count_forwards`: target forwards, draft forwards, and the target's work."""
+"""Result of `Trace.count_forwards`: target forwards, draft forwards, and the target's work in whole
+forwards."""
 
 PromptFacts = tuple[str, str, str, str]
 """Task, cluster, family and category of a prompt."""
@@ -83,9 +84,11 @@ PromptFacts = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Facts of a run from its manifest and prompts. A field is empty if they do not state it.
+    """Facts about a run that its records must agree with, from its manifest and prompts.
 
-    methods: method name by label; None if it is not stated.
+    A field is empty if the manifest does not have it.
+
+    methods: method name by label; None if it is not known.
     tasks: names of the tasks.
     prompts: task, cluster, family and category of each turn.
     workers: workers of the cluster.
@@ -105,22 +108,23 @@ class RunFacts:
         """Raise ValueError if the run does not have this repeat or seed."""
         load, repeat = divmod(pass_, LOAD_PASS_OFFSET)
         if self.repeats is not None:
-            planned = f"{pass_}, and the run has {self.repeats} repeats"
+            planned = f"{pass_}, but the run has {self.repeats} repeats"
             _ensure(1 <= repeat <= self.repeats, "pass", planned)
         if self.loads is not None:
-            _ensure(load < self.loads, "pass", f"{pass_}, and the run has {self.loads} loads")
-        _ensure(self.seed in (None, seed), "seed", f"{seed}, and the run has seed {self.seed}")
+            _ensure(load < self.loads, "pass", f"{pass_}, but the run has {self.loads} loads")
+        _ensure(self.seed in (None, seed), "seed", f"{seed}, but the run has seed {self.seed}")
 
     def check(self, record: Record) -> None:
         """Raise ValueError, naming the field, if a record does not belong to this run."""
         self.check_plan(record.pass_, record.seed)
         if self.methods:
-            _ensure(record.label in self.methods, "label", f"{record.label!r} is no row of the run")
+            known = record.label in self.methods
+            _ensure(known, "label", f"{record.label!r} is not a method of the run")
             method = self.methods[record.label]
-            problem = f"{record.method!r}, and the manifest says {method!r}"
+            problem = f"{record.method!r}, but {method!r} in the manifest"
             _ensure(method in (None, record.method), "method", problem)
         if self.tasks:
-            _ensure(record.task in self.tasks, "task", f"{record.task!r} is no task of the run")
+            _ensure(record.task in self.tasks, "task", f"{record.task!r} is not a task of the run")
         if self.prompts:
             expected = self.prompts.get((record.prompt_id, record.turn))
             what = f"{record.prompt_id!r}, turn {record.turn}"
@@ -132,7 +136,7 @@ class RunFacts:
             )
         if record.worker is not None:
             is_worker = record.worker in self.workers
-            _ensure(is_worker, "worker", f"{record.worker!r} is no worker of the run")
+            _ensure(is_worker, "worker", f"{record.worker!r} is not a worker of the run")
 
 
 SharedFacts = tuple[tuple[str, tuple[object, ...]], ...]
@@ -158,7 +162,7 @@ def check_agreement(facts: SharedFacts, earlier: dict[str, tuple[object, ...]]) 
     """
     for subject, values in facts:
         before = earlier.setdefault(subject, values)
-        _ensure(before == values, subject, f"{values}, and a record before it says {before}")
+        _ensure(before == values, subject, f"{values}, but {before} in an earlier record")
 
 
 def _prompt_facts(record: Record) -> PromptFacts:
@@ -169,12 +173,13 @@ def _validate_verdict(verdict: Verdict, ids: list[int]) -> None:
     gap, position = verdict.gap, verdict.position
     _ensure(gap is None or (math.isfinite(gap) and gap >= 0), "verdict.gap", "not 0 or more")
     differs = verdict.kind in ("near-tie", "mismatch")
-    _ensure(differs or verdict.expected is None, "verdict.expected", "though nothing differs")
-    _ensure((position is not None) == differs, "verdict.position", f"not of {verdict.kind}")
+    _ensure(differs or verdict.expected is None, "verdict.expected", "given, but nothing differs")
+    wrong = "given" if position is not None else "missing"
+    _ensure((position is not None) == differs, "verdict.position", f"{wrong} for {verdict.kind}")
     if position is not None:
-        _ensure(position <= len(ids), "verdict.position", "behind the last token")
+        _ensure(position <= len(ids), "verdict.position", "after the last token")
         same = ids[position : position + 1] == [verdict.expected]
-        _ensure(not same, "verdict.expected", "what the output has there too")
+        _ensure(not same, "verdict.expected", "equal to the token of the output")
 
 
 def _validate_ids(record: Record, vocabulary: int) -> None:
@@ -183,7 +188,7 @@ def _validate_ids(record: Record, vocabulary: int) -> None:
     columns += [("drafts.tokens", drafted.tokens) for drafted in record.drafts or ()]
     for name, ids in columns:
         largest = max(ids, default=0)
-        _ensure(largest < vocabulary, name, f"{largest}, and the target has {vocabulary} tokens")
+        _ensure(largest < vocabulary, name, f"{largest}, but the target has {vocabulary} tokens")
 
 
 def _validate_tokens(record: Record) -> None:
@@ -191,10 +196,10 @@ def _validate_tokens(record: Record) -> None:
     if n is None or ids is None:
         raise ValueError("n_tokens, output_ids: missing")
     _ensure(len(ids) == n, "output_ids", f"{len(ids)} ids for {n} tokens")
-    chances = record.log_probs
-    if chances is not None:
-        _ensure(len(chances) == n, "log_probs", f"{len(chances)} entries for {n} tokens")
-        _ensure(all(-math.inf < each <= 0 for each in chances), "log_probs", "not -inf..0")
+    log_probs = record.log_probs
+    if log_probs is not None:
+        _ensure(len(log_probs) == n, "log_probs", f"{len(log_probs)} entries for {n} tokens")
+        _ensure(all(-math.inf < each <= 0 for each in log_probs), "log_probs", "not -inf..0")
     if record.origin is not None:
         _ensure(len(record.origin) == n, "origin", f"{len(record.origin)} entries for {n} tokens")
     if steps is None:
@@ -263,13 +268,17 @@ def _reject_step(steps: Steps, step: int, words: list[str]) -> None:
     counts = {"accepted": accepted, "relaxed": relaxed}
     for word, n in counts.items():
         found = words.count(word)
-        _ensure(found == n, f"steps.{word}", f"{where} has {n}, and origin has {found}")
-    _ensure(all(word in counts for word in words[:kept]), "origin", f"{where} is out of order")
-    _ensure((levels == 0) == (steps.nodes[step] == 0), "steps.levels", f"{where}: not of nodes")
-    _ensure(steps.tested[step] <= kept + 1, "steps.tested", f"{where}: beyond a rejected one")
-    _ensure(committed >= 1, "steps.committed", f"{where} has none")
-    _ensure(committed <= kept + 1, "steps.committed", f"{where} has more than one undrafted")
-    _ensure(False, "steps.committed", f"{where} lacks the token behind a rejected one")
+        _ensure(found == n, f"steps.{word}", f"{where} has {n}, but origin has {found}")
+    in_order = all(word in counts for word in words[:kept])
+    _ensure(in_order, "origin", f"in {where}, an accepted token follows one that is not")
+    same = (levels == 0) == (steps.nodes[step] == 0)
+    _ensure(same, "steps.levels", f"{where} has levels without nodes, or nodes without levels")
+    few = steps.tested[step] <= kept + 1
+    _ensure(few, "steps.tested", f"{where} has a tested level after a rejected one")
+    _ensure(committed >= 1, "steps.committed", f"{where} has no committed token")
+    few = committed <= kept + 1
+    _ensure(few, "steps.committed", f"{where} has more than one token after the accepted ones")
+    _ensure(False, "steps.committed", f"{where} has no token after a rejected one")
 
 
 def _validate_columns(trace: Trace) -> None:
@@ -292,20 +301,21 @@ def _validate_trace(record: Record, counted: ForwardCounts | None) -> None:
     targets, drafts, _ = counted
     for name, count in (("target_forwards", targets), ("draft_forwards", drafts)):
         recorded = getattr(record, name)
-        _ensure(recorded == count, name, f"{recorded}, and the trace has {count}")
+        _ensure(recorded == count, name, f"{recorded}, but the trace has {count}")
     needed = len(steps.levels) + 1
     if record.guarantee not in LOSSLESS and all(kind.model != "target" for kind in trace.kinds):
         # The draft model decoded alone, with one forward per token.
-        _ensure(drafts >= needed, "draft_forwards", f"{drafts}, and the tokens take {needed}")
+        _ensure(drafts >= needed, "draft_forwards", f"{drafts}, but the tokens need {needed}")
         return
-    _ensure(targets >= needed, "target_forwards", f"{targets}, and steps and prefill take {needed}")
+    enough = targets >= needed
+    _ensure(enough, "target_forwards", f"{targets}, but prefill and steps need {needed}")
     depth = max((kind.layers[1] for kind in trace.kinds if kind.model == "target"), default=0)
     scores = [
         k.model == "target" and (k.role, k.layers[1]) == ("verify", depth) for k in trace.kinds
     ]
     rows = sum(compress(trace.n_tokens, map(scores.__getitem__, trace.kind)))
     nodes = sum(steps.nodes)
-    _ensure(rows >= nodes, "steps.nodes", f"{nodes} in all, and the target scored {rows} rows")
+    _ensure(rows >= nodes, "steps.nodes", f"{nodes} in total, but the target scored {rows} rows")
 
 
 def _validate_drafts(record: Record) -> None:

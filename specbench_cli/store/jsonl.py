@@ -1,7 +1,7 @@
-"""JSON lines files that survive a crash.
+"""Reading and appending of JSON lines files, so that a crash loses at most the last line.
 
 Lines are appended and fsynced. A line is complete once its newline is on disk. An incomplete last
-line is dropped.
+line is ignored by readers, and removed before the next append.
 """
 
 from __future__ import annotations
@@ -98,24 +98,25 @@ def name_file_in_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection in the context.
+    """Disable garbage collection in the context, for code that reads many records.
 
-    The collector would scan all objects read so far again and again. They contain no cycles.
+    The collector would scan the growing number of records again and again, though they have no
+    reference cycles.
     """
-    before = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if before:
+        if was_enabled:
             gc.enable()
 
 
 def check_file(path: Path) -> None:
     """Raise UsageError if a path exists and is a folder, a pipe or a device."""
     if path.exists() and not path.is_file():
-        kind = "a folder" if path.is_dir() else "no regular file"
-        raise UsageError(f"{path} is {kind}, and lines are read from files", "name another folder")
+        kind = "a folder" if path.is_dir() else "not a regular file"
+        raise UsageError(f"{path} is {kind}, but must be a file", "choose another folder")
 
 
 def read(
@@ -145,14 +146,14 @@ def read(
                 text = line[:-1].decode()
             except UnicodeDecodeError as error:
                 raise UsageError(
-                    f"{path}, line {number} is no UTF-8 text: {error}",
+                    f"{path}, line {number} is not UTF-8 text: {error}",
                     hint=f"delete that line: sed -i {number}d {path}",
                 ) from error
             yield number, text
 
 
 def _drop_half_line(file: IO[bytes], size: int) -> None:
-    """Cut the file after its last newline."""
+    """Remove an incomplete last line: truncate the file after its last newline."""
     end = size
     while end:
         start = max(0, end - _CHUNK)

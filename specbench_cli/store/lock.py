@@ -1,6 +1,6 @@
-"""Lock that allows only one process to write to a folder.
+"""Lock file of a folder, so that only one process writes to it.
 
-The system releases the lock when the process ends.
+The operating system releases the lock when the process ends.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def _held_error(folder: Path, path: Path) -> UsageError:
     content = files.read_own(path) or b""
     if content and not _is_own(content):
         return UsageError(
-            f"{path} was not written by specbench, which needs a file of that name",
-            hint="move it away, or choose another --out",
+            f"{path} was not written by specbench, which needs a file with this name",
+            hint="move the file, or choose another --out",
         )
     holder = files.json_object(content)
     who = f"process {holder.get('pid', 'unknown')} on {holder.get('host', 'an unknown host')}"

@@ -25,10 +25,10 @@ _Positive = Annotated[Finite, Field(gt=0)]
 _Hash = Annotated[str, Field(pattern=r"^[0-9a-f]+$")]
 
 RESUME_FILE = ".resume.json"
-"""Name of the file with the configuration that a run needs to be resumed.
+"""Name of the file with the configuration of an unfinished run, to resume it.
 
-It contains the configuration verbatim, which may name folders of this machine. It is therefore not
-part of the result, and is removed once the run is finished.
+The configuration may contain paths of this machine. So the file is removed once the run is
+finished.
 """
 
 
@@ -36,7 +36,7 @@ def _check_timestamp(text: str) -> str:
     try:
         datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"must be a moment as ISO 8601 writes it, got {text!r:.60}") from None
+        raise ValueError(f"must be a time in ISO 8601 format, got {text!r:.60}") from None
     return text
 
 
@@ -55,7 +55,7 @@ class _MethodConfig(TypedDict, total=False):
 
 
 class _EffectiveConfig(TypedDict, total=False):
-    """The keys of the configuration that specbench reads back."""
+    """The keys of the configuration whose types are checked, because specbench reads them."""
 
     __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
@@ -327,7 +327,7 @@ def parse(text: str) -> dict[str, Any]:
         )
     _check_agreement(found)
     if "status" not in found:
-        raise ValueError("it has no `status`, which every run's manifest has")
+        raise ValueError("it has no `status`")
     return found
 
 
@@ -361,11 +361,11 @@ def _check_agreement(manifest: dict[str, Any]) -> None:
     labels = {row["label"] for row in manifest.get("rows") or ()}
     for key, label in _find_labels(manifest) if labels else ():
         if label not in labels:
-            raise ValueError(f"{key} names {label!r}, and rows has no such label")
+            raise ValueError(f"{key} names {label!r}, but rows has no such label")
     for role, model in models.items():
         largest, width = max((model or {}).get("eos") or [0]), (model or {}).get("vocab_size")
         if width is not None and largest >= width:
-            raise ValueError(f"models.{role}.eos has {largest}, and there are {width} tokens")
+            raise ValueError(f"models.{role}.eos has {largest}, but there are {width} tokens")
 
 
 def _find_labels(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:

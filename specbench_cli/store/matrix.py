@@ -1,4 +1,4 @@
-"""The folder of a matrix, which contains one run for each target and draft."""
+"""The folder of a matrix: a series of runs with one run for each target and draft."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from specbench_cli import files
 from specbench_cli.errors import FULL, UsageError
 
 MATRIX = "matrix.json"
-"""File that marks a folder as a matrix. It names the runs, in order."""
+"""File that marks a folder as a matrix. It contains the names of the runs, in order."""
 
 _RESUME_FILE = ".matrix.resume.json"
-"""File with the configuration, verbatim, to resume the runs. It is removed once all runs are
+"""File with the configurations of the runs, to resume them. It is removed once all runs are
 finished."""
 
 _MOST_BYTES = 16 * files.MB
@@ -51,12 +51,12 @@ def run_folders(path: Path) -> list[Path]:
     try:
         names = json.loads(files.read_text(file, _MOST_BYTES))["runs"]
         if len(set(names)) < len(names):
-            raise ValueError("runs: it names a folder twice")
+            raise ValueError("runs: a folder is listed twice")
         if not names or not all(name and Path(name).name == name != ".." for name in names):
-            raise ValueError("runs: no list of folders in this one")
+            raise ValueError("runs: must be a list of subfolders")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{file} is damaged: {error}", "take one of the runs in the folder by itself"
+            f"{file} is damaged: {error}", "use one of the runs in the folder instead"
         ) from error
     found = [path / name for name in names]
     for each in found:
@@ -91,7 +91,7 @@ def create(path: Path, order: MatrixConfig) -> None:
 
 
 def resume_file(path: Path) -> Path:
-    """Return the path of the file with the configurations of the ordered runs."""
+    """Return the path of the file with the configurations of the runs."""
     return path / _RESUME_FILE
 
 
@@ -109,7 +109,7 @@ def read_config(path: Path) -> MatrixConfig | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{path} cannot be resumed: its {_RESUME_FILE} is damaged",
-            "resume its runs one by one, or begin anew: specbench run",
+            "resume its runs one by one, or start a new one: specbench run",
         ) from error
 
 

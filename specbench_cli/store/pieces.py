@@ -1,7 +1,7 @@
-"""Reader of records, line by line. Several processes read a large file in pieces.
+"""Reader of records. A large file is divided into pieces, which several processes read in parallel.
 
-A piece ends at the end of a line. A child process sends back one result per record. If it cannot
-read a piece, the parent process reads that piece again and raises the error.
+A piece ends at the end of a line. A child process sends one result per record to the parent
+process. If it cannot read a piece, the parent process reads that piece again and raises the error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ ByteRange = tuple[int, int]
 
 
 class ParsedLine(NamedTuple, Generic[T]):
-    """Result for the record of a line, and the facts that other records must agree with."""
+    """Result of a function for the record of a line.
+
+    line: number of the line.
+    key: key of the record.
+    facts: facts in the record with which other records must agree.
+    value: the result.
+    """
 
     line: int
     key: RecordKey
@@ -47,10 +53,12 @@ class ParsedLine(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class RecordReader:
-    """Parser and checks that turn the lines of a file into valid records of its run.
+    """Parser of a file's lines. It checks that each line is a valid record of the run.
 
+    known: facts about the run.
+    vocabulary: vocabulary size of the target.
     digests: digest of each line, by the digest of its key.
-    complete: True if the run wrote no other lines.
+    complete: True if `digests` has all lines that the run wrote.
     """
 
     file: Path
@@ -100,7 +108,8 @@ def check_line(key: object, line: str, digests: Mapping[str, str], *, complete: 
 
 def invalid_record_error(file: Path, number: int, why: object) -> UsageError:
     """Return the error for a line that is not a valid record."""
-    return UsageError(f"{file}, line {number} is no record: {why}", hint=repair_hint(file, number))
+    hint = repair_hint(file, number)
+    return UsageError(f"{file}, line {number} is not a valid record: {why}", hint=hint)
 
 
 def repair_hint(file: Path, number: int) -> str:
@@ -118,6 +127,7 @@ def read_records(reader: RecordReader, make: Callable[[Record], T]) -> Iterator[
     """Yield the result of a function for every record, in the order of the file.
 
     Args:
+        reader: parser of the file.
         make: a function at the top level of a module, because other processes call it.
 
     Raises:
@@ -155,7 +165,7 @@ class _ReaderProcess:
     def __init__(
         self, reader: RecordReader, make: Callable[[Record], Any], spans: list[ByteRange]
     ) -> None:
-        # The parent process handles Ctrl-C and ends this one.
+        # The child ignores Ctrl-C. The parent process handles it and ends the child.
         command = python_command(f"{__name__}:child", ignores_interrupts=True)
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe)

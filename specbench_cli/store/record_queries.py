@@ -1,4 +1,4 @@
-"""Acceptance rate and decodable prompts of a run's records; the error for missing records."""
+"""Functions over a run's records: acceptance rate, and records of prompts that can be decoded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def measure_acceptance(name: str) -> float:
     Raises:
         UsageError: there is no such run, or it has no such method.
     """
-    from specbench_cli.store.run_dir import RunDir, find_run  # `run` without a run needs none of it
+    from specbench_cli.store.run_dir import RunDir, find_run  # slow import, needed only here
 
     run = RunDir.open(find_run(name))
     drafting = {
@@ -40,8 +40,8 @@ def measure_acceptance(name: str) -> float:
             accepted += sum(record.steps.accepted)
     if not tested:
         raise UsageError(
-            f"--acceptance {name}: no lossless row of that run drafted with a draft model",
-            "give a number from 0 to 1, or a run of sps",
+            f"--acceptance {name}: the run has no lossless method with a draft model",
+            "use a number from 0 to 1, or a run of sps",
         )
     return accepted / tested
 
@@ -56,11 +56,11 @@ def no_output_error(path: Path) -> UsageError:
 
     if (path / RESUME_FILE).exists():
         hint = f"specbench run --resume {shlex.quote(str(path))}"
-        return UsageError(f"{path} holds no output yet", hint)
+        return UsageError(f"{path} contains no output yet", hint)
     report = path / "report.md"
     kept = f"; its results are in {report}" if report.is_file() else ""
     return UsageError(
-        f"{path} holds no output: it has no records.jsonl, or an empty one{kept}",
+        f"{path} contains no output: it has no records.jsonl, or an empty one{kept}",
         "name a run with records (specbench list runs), or start a new one: specbench run",
     )
 

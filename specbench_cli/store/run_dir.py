@@ -1,4 +1,4 @@
-"""The folder of a run: manifest, prompts, records."""
+"""The folder of a run: reading and writing of its manifest, prompts and records."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ MOST_BYTES = 256 * files.MB
 """Maximum size of a manifest in bytes."""
 
 _HALF_OBJECT = re.compile(rb'\{\s*"(?!.*\}\s*\Z)', re.DOTALL)
-"""The beginning of a JSON object without its end, as a kill may leave it."""
+"""Pattern of an incomplete JSON object, as a killed process may leave it."""
 
 COSTS = "costs-{}.json"
 """Name of the file with the costs probed between the prompts of a repeat; `{}` is its number."""
@@ -70,7 +70,7 @@ COSTS = "costs-{}.json"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt as the models read it: a line of `prompts.jsonl`."""
+    """One prompt (a turn of a question) with its token ids: a line of `prompts.jsonl`."""
 
     __pydantic_config__ = STRICT
 
@@ -111,7 +111,7 @@ class _RecordHeader(TypedDict):
 
 
 class _RecordConsistency:
-    """Consistency check between the records of a file."""
+    """Check that the records of a file do not contradict or repeat each other."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -130,7 +130,7 @@ class _RecordConsistency:
 
 
 class RunDir:
-    """A run's folder; construct one with `create` or `open`.
+    """The folder of a run. Use `create` or `open` to construct one.
 
     Attributes:
         path: the folder.
@@ -190,8 +190,8 @@ class RunDir:
     def _begin(self, order: str | None) -> None:
         if self.holds_run(self.path):
             raise UsageError(
-                f"{self.path} already holds a run",
-                hint=f"specbench run --resume {self.path}, or give another --out",
+                f"{self.path} already contains a run",
+                hint=f"specbench run --resume {self.path}, or choose another --out",
             )
         self._check_empty()
         if order is not None:  # write this first, so that every existing run can be resumed
@@ -202,7 +202,8 @@ class RunDir:
         """Raise UsageError if the folder contains files that are not from a run."""
         if not self.holds_run(self.path) and not all(map(_is_leftover, self.path.iterdir())):
             raise UsageError(
-                f"{self.path} is not empty and holds no run", hint="give a new or empty --out"
+                f"{self.path} is not empty, but contains no run",
+                hint="choose a new or empty folder with --out",
             )
 
     @classmethod
@@ -214,11 +215,11 @@ class RunDir:
             if matrix.is_matrix(path):
                 held = [str(each) for each in matrix.run_folders(path) if cls.holds_run(each)]
                 raise UsageError(
-                    f"{path} holds several runs, one for each target and draft, and one is wanted",
-                    hint=f"name it: {', '.join(held) or 'none is begun yet'}",
+                    f"{path} contains several runs, one for each target and draft",
+                    hint=f"name one of them: {', '.join(held) or 'none is started yet'}",
                 ) from error
             raise UsageError(
-                f"{path} holds no run (no readable {_MANIFEST})", hint="specbench list runs"
+                f"{path} contains no run (no readable {_MANIFEST})", hint="specbench list runs"
             ) from error
         except ValueError as error:
             raise damaged_error(path / _MANIFEST, error) from error
@@ -239,7 +240,9 @@ class RunDir:
     def remove_dead_lock(self) -> None:
         """Remove the lock of a process that was killed before it released the finished run."""
         if (self.path / LOCK).exists():
-            with contextlib.suppress(UsageError):  # it is alive, or the file is not ours
+            with contextlib.suppress(
+                UsageError
+            ):  # its process is alive, or specbench did not write the file
                 Lock(self.path).release()
 
     def share_parent_lock(self) -> None:
@@ -303,7 +306,7 @@ class RunDir:
         self._write_manifest()
 
     def remove_resume_config(self) -> None:
-        """Remove the file that is only needed to resume the run."""
+        """Remove the file with the configuration, which is only needed to resume the run."""
         files.remove_own(self.path / RESUME_FILE, _is_order)
 
     def close(self, status: Literal["finished", "interrupted"], **facts: Any) -> None:
@@ -357,7 +360,7 @@ class RunDir:
         if self._answered is None:
             self._adopt_prompts()
             digests = self._digests[_RECORDS]
-            self._answered, self._digests[_RECORDS] = {}, {}  # without those of deleted lines
+            self._answered, self._digests[_RECORDS] = {}, {}  # forget the digests of deleted lines
             for number, key, line, ids in self._record_headers():
                 try:
                     check_line(key, line, digests, complete=self._is_complete)
@@ -368,13 +371,14 @@ class RunDir:
         return self._answered
 
     def reread_output_ids(self) -> Mapping[RecordKey, list[int] | None]:
-        """Read the records again and return `answered`, including records of other processes.
+        """Read the records again and return `read_output_ids`, including records of other
+        processes.
 
         Raises:
-            UsageError: as `answered`.
+            UsageError: as `read_output_ids`.
             ConcurrentWriteError: another program changed or added a record during the run.
         """
-        self._seals = self._seal()  # first: if a line changes later, readers notice it
+        self._seals = self._seal()  # seal first, so that readers notice a later change
         digests, foreign = self._digests[_RECORDS], list[tuple[int, ValueError]]()
         self._answered = {}
         for number, key, line, ids in self._record_headers():
@@ -387,8 +391,8 @@ class RunDir:
         if foreign:
             (number, why), file = foreign[0], self.path / _RECORDS
             raise ConcurrentWriteError(
-                f"{file} has {len(foreign)} records that this run did not write, the first in line"
-                f" {number}: {why}",
+                f"{file} has {len(foreign)} records that this run did not write; the first one in"
+                f" line {number}: {why}",
                 hint=repair_hint(file, number),
             )
         return self._answered
@@ -427,16 +431,16 @@ class RunDir:
         self._sizes[file.name] = file.stat().st_size if file.exists() else 0
         for number, line in jsonl.read(file):
             try:
-                slim = _header_adapter().validate_json(line)
-                known.check_plan(slim["pass_"], slim["seed"])
+                header = _header_adapter().validate_json(line)
+                known.check_plan(header["pass_"], header["seed"])
             except ValueError as error:
                 why = format_first_problem(error) if isinstance(error, ValidationError) else error
                 raise invalid_record_error(file, number, why) from error
-            key = slim["prompt_id"], slim["turn"], slim["label"], slim["pass_"]
+            key = header["prompt_id"], header["turn"], header["label"], header["pass_"]
             if key in seen:
                 raise _duplicate_error(file, number, key)
             seen.add(key)
-            yield number, key, line, slim["output_ids"]
+            yield number, key, line, header["output_ids"]
 
     def unplanned_record_error(self, key: RecordKey) -> UsageError:
         """Return the error for a record that the plan of the run does not contain."""
@@ -533,18 +537,18 @@ class RunDir:
         if not self._is_changed(name):
             return
         force = f"specbench run --resume {shlex.quote(str(self.path))} --force"
-        ways = f"restore {name} from a copy; begin a new run: specbench run; or "
+        ways = f"restore {name} from a copy; start a new run: specbench run; or "
         try:
             deque(read(), maxlen=0)
         except UsageError as error:
             delete = (error.hint or "").partition(";")[0]
             raise UsageError(
-                error.message, f"{ways}{delete}, and have the run labelled: {force}"
+                error.message, f"{ways}{delete}, and accept a label on the run: {force}"
             ) from error
         raise UsageError(
             f"{self.path / name} was changed after the run was finished: its SHA-256 is not the one"
             f" in {_MANIFEST}",
-            f"{ways}accept the change and have the run labelled: {force}",
+            f"{ways}accept the change, with a label on the run: {force}",
         )
 
     def accept_changes(self) -> None:
@@ -627,7 +631,7 @@ class RunDir:
         for number, (prompt, _) in enumerate(self._prompt_lines(), 1):
             if (prompt.prompt_id, prompt.turn) not in planned:
                 raise UsageError(
-                    f"{file}, line {number} is no prompt: the run has no prompt"
+                    f"{file}, line {number} is not a valid prompt: the run has no prompt"
                     f" {prompt.prompt_id} with turn {prompt.turn}",
                     hint=repair_hint(file, number),
                 )
@@ -638,30 +642,32 @@ class RunDir:
         """Return every prompt and its line; for the arguments see `check_line`."""
         file, seen = self.path / _PROMPTS, set[tuple[str, int]]()
         tasks = {task["name"]: task for task in self.manifest.get("tasks") or ()}
-        asked = Counter[str]()
+        question_counts = Counter[str]()
         vocabulary = self._vocabulary()
         for number, line in jsonl.read(file):
             try:
                 prompt = _prompt_adapter().validate_json(line)
                 name, turn = prompt.prompt_id, prompt.turn
                 if (name, turn) in seen:
-                    raise ValueError(f"a second one of {name}, turn {turn}")
+                    raise ValueError(f"a second prompt {name}, turn {turn}")
                 if turn > 1 and (name, turn - 1) not in seen:
                     raise ValueError(f"turn {turn} of {name} without turn {turn - 1}")
                 if tasks and prompt.task not in tasks:
-                    raise ValueError(f"task {prompt.task!r} is no task of the run")
+                    raise ValueError(f"task {prompt.task!r} is not a task of the run")
                 if (largest := max(prompt.ids, default=0)) >= vocabulary:
-                    raise ValueError(f"ids: {largest}, and the target has {vocabulary} tokens")
-                asked[prompt.task] += turn == 1
-                most = tasks.get(prompt.task, {}).get("n_questions")
-                if most is not None and asked[prompt.task] > most:
-                    raise ValueError(f"task {prompt.task!r} has {most} questions in the run")
+                    raise ValueError(f"ids: {largest}, but the target has {vocabulary} tokens")
+                question_counts[prompt.task] += turn == 1
+                max_questions = tasks.get(prompt.task, {}).get("n_questions")
+                if max_questions is not None and question_counts[prompt.task] > max_questions:
+                    raise ValueError(
+                        f"task {prompt.task!r} has {max_questions} questions in the run"
+                    )
                 check_line((name, turn), line, digests, complete=complete)
             except ValueError as error:
                 why = format_first_problem(error) if isinstance(error, ValidationError) else error
                 raise UsageError(
-                    f"{file}, line {number} is no prompt: {why}",
-                    # A record cannot be checked without its prompt, so the record would be lost.
+                    f"{file}, line {number} is not a valid prompt: {why}",
+                    # Do not suggest to delete a line: records of a deleted prompt are not valid.
                     hint=f"if that line was added, delete it: sed -i {number}d"
                     f" {shlex.quote(str(file))}; if it was changed, restore it from a copy, or"
                     " begin a new run: specbench run",
@@ -695,8 +701,8 @@ class RunDir:
     def tampering_error(self, how: str) -> UsageError:
         """Return the error for a run whose files were changed by other code."""
         return UsageError(
-            f"{self.path}: {how}, which the run alone writes: what is kept there is no measurement",
-            hint="begin a new run without that plug-in: specbench run",
+            f"{self.path}: {how}, which only the run may write, so its results are not valid",
+            hint="start a new run without that plug-in: specbench run",
         )
 
     def _stamps(self) -> dict[str, tuple[int, ...] | None]:

@@ -27,10 +27,12 @@ from specbench_cli.former_names import current_params
 SCHEMA = 9
 """Version of the record written now; every older one stays readable.
 
-2 added `log_likelihood` and `verdict.rounding`, 3 `params.source`, 4 `forwards.messages`,
-`log_probs`, `drafts` and `extra`, 5 `steps.relaxed`, `forwards.kinds.share`, `ns.learn`, `batch`,
-`target_equivalents` and `version`, 6 `likelihood`, 7 `worker`, 8 `valid`, 9 `synthetic` and
-`energy_j`; an older record lacks them, which reads as null (no messages, whole forwards).
+Fields that each version added, which are null in older records (no messages, whole forwards):
+
+2: `log_likelihood`, `verdict.rounding`. 3: `params.source`. 4: `forwards.messages`, `log_probs`,
+`drafts`, `extra`. 5: `steps.relaxed`, `forwards.kinds.share`, `ns.learn`, `batch`,
+`target_equivalents`, `version`. 6: `likelihood`. 7: `worker`. 8: `valid`. 9: `synthetic`,
+`energy_j`.
 """
 
 BASELINE = "vanilla"
@@ -43,9 +45,9 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 LogProb = Annotated[float, Field(le=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 LOAD_PASS_OFFSET = 1000
-"""Difference between the numbers of two repeats (`pass`) that one process makes under two loads.
+"""Offset of a record's repeat number (`pass`) for each further load (`--load`).
 
-The first load of a process has the number of the process, from 1. Each further load adds this.
+Under the first load, repeats are numbered from 1. Under the second load, they start at 1001.
 """
 
 Name = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$", max_length=2 * MAX_TEXT_LENGTH)]
@@ -157,17 +159,17 @@ class ForwardKind:
     share: Share = 1.0
 
     def share_of(self, n_layers: int | None) -> float:
-        """Return the share of the weights, which estimates the share of a whole forward's cost.
+        """Return the share of the model's weights that the forward reads.
 
-        Records before schema 5 do not have it. For them, each of the model's `n_layers` layers
-        counts the same (None: unknown).
+        Records before schema 5 lack it. Then the share is that of the model's `n_layers` layers.
+        None: the number of layers is unknown, and the share is 1.
         """
         first, end = self.layers
         return self.share if self.share < 1 or not n_layers else (end - first) / n_layers
 
 
 class ForwardRecord(Protocol):
-    """A metered forward, as the engine records it (read only; the store knows no engine)."""
+    """Interface of a metered forward of the engine, which this package does not import."""
 
     @property
     def model(self) -> str: ...
@@ -192,7 +194,7 @@ class ForwardRecord(Protocol):
 
 
 class MessageRecord(Protocol):
-    """A message between two workers, as the engine records it."""
+    """Interface of a message between two workers of the engine."""
 
     @property
     def sender(self) -> int: ...

@@ -76,7 +76,7 @@ def read_limited(file: IO[bytes] | gzip.GzipFile) -> bytes:
     """Return the decompressed content. Raise OSError if it is larger than `MAX_BYTES`."""
     data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise OSError(f"it holds more than {MAX_BYTES >> 20:,} MiB")
+        raise OSError(f"it has more than {MAX_BYTES >> 20:,} MiB")
     return data
 
 

@@ -186,7 +186,7 @@ def _describe_unreadable(path: Path) -> str | None:
     if _is_file(path):
         return f"a file that ends in {path.suffix}" if path.suffix else "a file without an ending"
     try:
-        return "a folder" if path.is_dir() else "no regular file" if path.exists() else None
+        return "a folder" if path.is_dir() else "not a regular file" if path.exists() else None
     except (OSError, ValueError):
         return None
 

@@ -93,7 +93,7 @@ def test_a_plugin_that_misstates_its_distribution_is_broken_and_mended_passes(au
         (("--all", "sps"), "--all audits every method"),
         (("engine:http",), "engine:http uses another engine"),
         (("spss",), "there is no method 'spss'"),
-        (("--plugin", "missing.py"), "there is no plug-in file missing.py"),
+        (("--plugin", "missing.py"), "the plug-in file missing.py"),
     ],
 )
 def test_what_cannot_be_audited_is_said(audited, args, says):

@@ -224,21 +224,21 @@ REFUSED = [
     ("recommend --minutes nan", 2, "minutes up to 100,000, got 'nan'", "--help"),
     ("recommend --batches 99999999999", 2, "must be whole numbers below a million", "--help"),
     # devices, folders and pipes in the place of files
-    ("run --load trace:/dev/zero", 2, "/dev/zero cannot be read: it holds more than 64 MB", ""),
+    ("run --load trace:/dev/zero", 2, "/dev/zero cannot be read: it has more than 64 MB", ""),
     ("run --load trace:foreign", 2, "trace foreign cannot be read: Is a directory", "--help"),
-    ("run --config /dev/zero", 2, "/dev/zero is no regular file", ""),
+    ("run --config /dev/zero", 2, "/dev/zero is not a regular file", ""),
     (
         "run --grammar /dev/zero",
         2,
         "--grammar /dev/zero: the file does not exist",
         "--grammar json",
     ),
-    ("run --plugin /dev/zero", 2, "there is no plug-in file /dev/zero", "--plugin FILE.py"),
-    ("run -t /dev/zero", 2, "/dev/zero is no regular file", "docs/how-to/tasks.md"),
-    ("compare /dev/zero foreign", 2, "/dev/zero is neither a run's folder", "list runs"),
-    ("predict strange --costs /dev/zero", 2, "/dev/zero: it holds more than 64 MB", "--probe"),
-    ("report folder", 2, "folder/records.jsonl is a folder, and lines are read from", "another"),
-    ("compare folder folder", 2, "folder/records.jsonl is a folder, and lines are re", "another"),
+    ("run --plugin /dev/zero", 2, "the plug-in file /dev/zero", "--plugin FILE.py"),
+    ("run -t /dev/zero", 2, "/dev/zero is not a regular file", "docs/how-to/tasks.md"),
+    ("compare /dev/zero foreign", 2, "/dev/zero is not a run, a folder of runs", "list runs"),
+    ("predict strange --costs /dev/zero", 2, "/dev/zero: it has more than 64 MB", "--probe"),
+    ("report folder", 2, "folder/records.jsonl is a folder, but must be a file", "another"),
+    ("compare folder folder", 2, "folder/records.jsonl is a folder, but must be", "another"),
     # names of several lines, and too many
     ("run --config line.yaml", 2, "methods.label must have no line break and no control", "line"),
     ('run --draft "a\nb"', 2, "--draft must have no line break and no control", "line breaks"),
@@ -280,12 +280,17 @@ REFUSED = [
         "--method p",
     ),
     # places
-    ("run --out foreign", 2, "foreign is not empty and holds no run", "give a new or empty --out"),
-    ("run --out strange", 2, "strange already holds a run", "specbench run --resume strange"),
+    (
+        "run --out foreign",
+        2,
+        "foreign is not empty, but contains no run",
+        "choose a new or empty folder",
+    ),
+    ("run --out strange", 2, "strange already contains a run", "specbench run --resume strange"),
     ("run --out file", 2, "cannot write to file: File exists", "give another --out"),
     ("run --out file/below", 2, "cannot write to file/below: Not a directory", "another --out"),
-    ("run --resume gone", 2, "gone holds no run (no readable manifest.json)", "list runs"),
-    ("run --resume foreign", 2, "foreign holds no run (no readable manifest.json)", "list runs"),
+    ("run --resume gone", 2, "gone contains no run (no readable manifest.json)", "list runs"),
+    ("run --resume foreign", 2, "foreign contains no run (no readable manifest.json)", "list runs"),
     ("run --resume last", 2, "there is no run in results/runs", "specbench run"),
     (
         "run --resume damaged",
@@ -303,9 +308,19 @@ REFUSED = [
     ("export web --inspect", 2, "web/manifest.json is damaged: it has no `status`", "a new run"),
     ("publish web --to there", 2, "web/manifest.json is damaged: it has no `status`", "a new run"),
     ("predict web", 2, "web/manifest.json is damaged: it has no `status`", "a new run"),
-    ("report strange", 2, "strange holds no output: it has no records.jsonl", "list runs"),
-    ("report strange strange/", 2, "strange holds no output: it has no records.jsonl", "list runs"),
-    ("compare strange strange", 2, "strange holds no output: it has no records.jsonl", "list runs"),
+    ("report strange", 2, "strange contains no output: it has no records.jsonl", "list runs"),
+    (
+        "report strange strange/",
+        2,
+        "strange contains no output: it has no records.jsonl",
+        "list runs",
+    ),
+    (
+        "compare strange strange",
+        2,
+        "strange contains no output: it has no records.jsonl",
+        "list runs",
+    ),
 ]
 
 
@@ -546,10 +561,13 @@ def begun(run, interrupted):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda lines: [lines[0][: len(lines[0]) // 2], *lines[1:]], "line 1 is no record"),
-        (lambda lines: [b"{}", *lines], "line 1 is no record: prompt_id is missing"),
+        (
+            lambda lines: [lines[0][: len(lines[0]) // 2], *lines[1:]],
+            "line 1 is not a valid record",
+        ),
+        (lambda lines: [b"{}", *lines], "line 1 is not a valid record: prompt_id is missing"),
         (lambda lines: [lines[0], lines[0]], "line 2: a second record of "),
-        (lambda lines: [b"\xff\xfe", *lines], "line 1 is no UTF-8 text"),
+        (lambda lines: [b"\xff\xfe", *lines], "line 1 is not UTF-8 text"),
     ],
     ids=["cut", "foreign", "twice", "binary"],
 )
@@ -583,8 +601,8 @@ def test_folder_of_a_run_is_not_begun_anew(run, begun):
     code, _, err = run(f"run -t own.jsonl {SMALL}")
     assert code == 2
     assert told(err) == (
-        "here already holds a run",
-        "specbench run --resume here, or give another --out",
+        "here already contains a run",
+        "specbench run --resume here, or choose another --out",
     )
     assert contents(begun) == before
 

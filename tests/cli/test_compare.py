@@ -308,7 +308,7 @@ def test_trends_are_told_over_runs_and_drawn(call):
         (["base", "base", "--to", "json", "-o", "base/manifest.json/z"], "cannot write to", "-o"),
         (["--save", "main"], "--save needs a run", "specbench compare --save main last"),
         (["--save", "../up", "base"], "'../up' is not a valid name", "--save"),
-        (["--save", "main", "nothing"], "nothing holds no run", "specbench list runs"),
+        (["--save", "main", "nothing"], "nothing contains no run", "specbench list runs"),
         (["--save", "main", "last"], "there is no run", "specbench run"),
         (["--save", "main", "base", "--json"], "--format cannot be combined with", "BASE NEW"),
         (

@@ -251,7 +251,7 @@ def test_run_of_an_unnamed_machine_makes_no_baseline(make_run, tmp_path):
 def test_nothing_to_save_is_said(tmp_path):
     with pytest.raises(UsageError, match="a baseline needs a run"):
         baseline.save("ci", [], root=tmp_path)
-    with pytest.raises(UsageError, match="holds no run"):
+    with pytest.raises(UsageError, match="contains no run"):
         baseline.save("ci", [tmp_path / "nowhere"], root=tmp_path)
 
 

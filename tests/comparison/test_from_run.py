@@ -137,11 +137,11 @@ def test_what_was_asked_is_kept_as_checksums(make_side):
 
 def test_run_without_output_and_damaged_manifest_are_said(make_run):
     empty = make_run("empty", edit=lambda record: None)
-    with pytest.raises(UsageError, match="holds no output: it has no") as caught:
+    with pytest.raises(UsageError, match="contains no output: it has no") as caught:
         read_run(empty)
     assert "--resume" not in caught.value.hint  # there is no order to go on with
     (empty / RESUME_FILE).write_text("{}")
-    with pytest.raises(UsageError, match="holds no output yet") as caught:
+    with pytest.raises(UsageError, match="contains no output yet") as caught:
         read_run(empty)
     assert caught.value.hint == f"specbench run --resume {empty}"
     with pytest.raises(UsageError, match="is damaged"):

@@ -82,7 +82,7 @@ def test_a_pipe_or_a_device_is_refused_at_once(tmp_path, make, written):
     make(tmp_path / "some.yaml")
     writer = os.open(tmp_path / "some.yaml", os.O_RDWR) if written else None
     began = time.monotonic()
-    with pytest.raises(UsageError, match=r"some\.yaml is no regular file"):
+    with pytest.raises(UsageError, match=r"some\.yaml is not a regular file"):
         read(tmp_path / "some.yaml")
     assert time.monotonic() - began < 1
     if writer is not None:

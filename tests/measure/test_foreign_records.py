@@ -60,7 +60,7 @@ def test_record_outside_the_plan_is_named_and_stops_a_resumption(specbench, chan
     manifest["status"] = "running"  # as a killed process leaves it
     (path / "manifest.json").write_text(json.dumps(manifest))
     before = (path / "records.jsonl").read_bytes()
-    with pytest.raises(UsageError, match=rf"line 3 is no record: .*({says})") as caught:
+    with pytest.raises(UsageError, match=rf"line 3 is not a valid record: .*({says})") as caught:
         specbench(resume=path)
     assert "sed -i 3d" in caught.value.hint
     assert (path / "records.jsonl").read_bytes() == before
@@ -82,7 +82,9 @@ def test_prompt_outside_the_plan_is_named_and_stops_a_resumption(specbench):
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["status"] = "running"
     (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UsageError, match=r"is no prompt: the run has no prompt .* with turn 2"):
+    with pytest.raises(
+        UsageError, match=r"is not a valid prompt: the run has no prompt .* with turn 2"
+    ):
         specbench(resume=path)
 
 
@@ -131,7 +133,7 @@ def test_record_that_is_edited_during_a_run_is_named_and_can_be_measured_again(
 ):
     error = harmed(changed(line), "pld")
     assert f"in line {line + 1}: another program changed it" in error.message
-    with pytest.raises(UsageError, match=f"line {line + 1} is no record: another program"):
+    with pytest.raises(UsageError, match=f"line {line + 1} is not a valid record: another program"):
         specbench(resume=specbench.path(1))
     edit(specbench.path(1) / "records.jsonl", lambda held: held[:line] + held[line + 1 :])
     again = specbench(resume=specbench.path(1))
@@ -266,7 +268,9 @@ def test_records_of_another_run_of_the_same_plan_are_named(specbench):
     with pytest.raises(KeyboardInterrupt):
         specbench("pld", log=specbench.log(interrupt_after=2))
     shutil.copy(specbench.path(2) / "records.jsonl", path / "records.jsonl")
-    with pytest.raises(UsageError, match="line 1 is no record: another program changed it"):
+    with pytest.raises(
+        UsageError, match="line 1 is not a valid record: another program changed it"
+    ):
         specbench(resume=path)
 
 
@@ -285,7 +289,9 @@ def test_prompt_that_is_changed_during_a_run_is_named_and_the_run_goes_on_once_r
             if len(self.cells) == 4:
                 edit(specbench.path(1) / "prompts.jsonl", swap)
 
-    with pytest.raises(UsageError, match="line 1 is no prompt: another program changed it") as told:
+    with pytest.raises(
+        UsageError, match="line 1 is not a valid prompt: another program changed it"
+    ) as told:
         specbench("pld", log=Change(), limit=1, category=["multi_turn"])
     assert "restore it from a copy" in told.value.hint
     edit(specbench.path(1) / "prompts.jsonl", lambda _: held)

@@ -437,7 +437,7 @@ def test_records_that_were_changed_on_disk_are_refused_by_every_reader(
     line = next(each for each in lines if each["label"] == "sps")
     line["steps"][column][0] = to
     file.write_text("".join(json.dumps(each) + "\n" for each in lines))
-    with pytest.raises(UsageError, match=r"line \d+ is no record: "):
+    with pytest.raises(UsageError, match=r"line \d+ is not a valid record: "):
         load_side(str(path))
 
 

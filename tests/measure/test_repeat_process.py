@@ -121,7 +121,7 @@ def strays(tmp_path, monkeypatch):
 def test_a_pass_finds_its_modules_where_the_run_did_and_not_in_the_working_folder(strays, capfd):
     command = repeat_process._command(strays / "missing", 1)
     assert repeat_process.run_command(command) == ExitCode.USAGE
-    assert "holds no run" in capfd.readouterr().err
+    assert "contains no run" in capfd.readouterr().err
 
 
 def test_a_pass_is_found_where_the_run_alone_knows_how(strays, monkeypatch, capfd):
@@ -130,4 +130,4 @@ def test_a_pass_is_found_where_the_run_alone_knows_how(strays, monkeypatch, capf
     monkeypatch.setattr(sys, "path", [str(home), *(p for p in sys.path if p != str(home))])
     python, *rest = repeat_process._command(strays / "missing", 1)
     assert repeat_process.run_command([python, "-S", *rest]) == ExitCode.USAGE
-    assert "holds no run" in capfd.readouterr().err
+    assert "contains no run" in capfd.readouterr().err

@@ -234,7 +234,9 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
 
     # The plug-in is compared first, before any of its code runs.
     Path(path).write_text(Path(path).read_text() + "# edited")
-    with pytest.raises(UsageError, match=r"changed since: the file of edited \(") as refused:
+    with pytest.raises(
+        UsageError, match=r"changed since it was started: the file of edited \("
+    ) as refused:
         execute.resume_run(specbench.path(1), specbench.log())
     assert refused.value.hint.endswith(f"specbench run --resume {specbench.path(1)} --force")
 
@@ -304,7 +306,7 @@ def heads_that_do_not_load(folder):
     return {
         **rows,
         str(folder / "gone"): ("gone", "no such eagle head"),
-        "embedded-medusa": ("other", "no head's layout is known"),
+        "embedded-medusa": ("other", "unknown layout of a draft head"),
     }
 
 
@@ -343,7 +345,7 @@ def test_a_head_that_was_mended_runs_when_the_run_is_resumed_by_force(specbench,
     with pytest.raises(KeyboardInterrupt):
         specbench(row, "pld", limit=2, max_new_tokens=4, log=view)
     shutil.copy(HERE / "embedded" / "embedded-eagle" / "model.safetensors", cut)
-    with pytest.raises(UsageError, match="changed since: the weights of eagle cut"):
+    with pytest.raises(UsageError, match="changed since it was started: the weights of eagle cut"):
         specbench(resume=specbench.path(1))
     plan, run_dir = execute.resume_run(specbench.path(1), view, force=True)
     view.interrupt_after = None
@@ -376,7 +378,7 @@ def test_records_of_a_head_that_no_longer_loads_are_kept(specbench, log, tmp_pat
         table.print_runs([read_report_data(RunDir.open(path))], families=False)
         assert "left out, could not run here: eagle2" in capsys.readouterr().out
     else:
-        with pytest.raises(UsageError, match="changed since: the weights of"):
+        with pytest.raises(UsageError, match="changed since it was started: the weights of"):
             specbench(resume=path)
         labels = [record.label for record in RunDir.open(path).records()]
         assert len(labels) == 3

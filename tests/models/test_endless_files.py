@@ -60,16 +60,16 @@ def test_no_pipe_and_no_device_of_a_model_folder_is_read(
     model: Path, make: Callable[[Path], None], name: str
 ) -> None:
     make(model / name)
-    with pytest.raises(UsageError, match="is no regular file"):
+    with pytest.raises(UsageError, match="is not a regular file"):
         resolve(str(model))
-    with pytest.raises(UsageError, match="is no regular file"):
+    with pytest.raises(UsageError, match="is not a regular file"):
         resolve_head(str(model), "medusa", resolve("embedded"), in_target=False)
-    with pytest.raises(UsageError, match="is no regular file"):
+    with pytest.raises(UsageError, match="is not a regular file"):
         check_head(str(model), "medusa", resolve("embedded"), in_target=False)
     for read in READERS:
-        with pytest.raises(UsageError, match="is no regular file"):
+        with pytest.raises(UsageError, match="is not a regular file"):
             read(model)
-    with pytest.raises(UsageError, match="is no regular file"):
+    with pytest.raises(UsageError, match="is not a regular file"):
         convert(model, model / "out")
 
 
@@ -82,10 +82,10 @@ def test_no_pipe_and_no_device_of_an_adapter_s_base_is_read(
     folder.mkdir()
     (folder / CONFIG).write_text(json.dumps({"base_model_name_or_path": str(model)}))
     (folder / WEIGHTS).touch()
-    with pytest.raises(UsageError, match="notes is no regular file"):
+    with pytest.raises(UsageError, match="notes is not a regular file"):
         resolve(str(folder))
     make(folder / WEIGHTS)
-    with pytest.raises(UsageError, match=f"{WEIGHTS} is no regular file"):
+    with pytest.raises(UsageError, match=f"{WEIGHTS} is not a regular file"):
         resolve(str(folder))
 
 

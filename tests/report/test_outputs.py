@@ -177,5 +177,5 @@ def test_folder_that_cannot_be_made_is_a_usage_error(run, tmp_path):
 
 
 def test_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="holds no run"):
+    with pytest.raises(UsageError, match="contains no run"):
         report(ReportOptions(runs=[str(tmp_path)]))

@@ -92,10 +92,10 @@ def readers(run):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"pass_": 2}, "pass: 2, and the run has 1 repeats"),
-        ({"pass_": 0}, "pass: 0, and the run has 1 repeats"),
-        ({"pass_": 1001}, "pass: 1001, and the run has 1 loads"),
-        ({"seed": 7}, "seed: 7, and the run has seed 0"),
+        ({"pass_": 2}, "pass: 2, but the run has 1 repeats"),
+        ({"pass_": 0}, "pass: 0, but the run has 1 repeats"),
+        ({"pass_": 1001}, "pass: 1001, but the run has 1 loads"),
+        ({"seed": 7}, "seed: 7, but the run has seed 0"),
     ],
 )
 def test_record_with_a_pass_or_seed_that_the_run_does_not_have_is_refused(
@@ -105,7 +105,7 @@ def test_record_with_a_pass_or_seed_that_the_run_does_not_have_is_refused(
         file.write(to_json(make_record(turn=3, **change)) + "\n")
     run = killed(run)
     for read in (*readers(run), run.read_output_ids):
-        with pytest.raises(UsageError, match=rf"line 4 is no record: {says}"):
+        with pytest.raises(UsageError, match=rf"line 4 is not a valid record: {says}"):
             read()
 
 
@@ -115,7 +115,7 @@ def test_each_load_and_repeat_of_a_run_is_read(tmp_path, make_record):
     run.append(make_record(pass_=pass_) for pass_ in (1, 2, 1001, 1002))
     assert len(list(run.records())) == len(run.read_output_ids()) == 4
     run.append([make_record(pass_=2001)])
-    with pytest.raises(UsageError, match="pass: 2001, and the run has 2 loads"):
+    with pytest.raises(UsageError, match="pass: 2001, but the run has 2 loads"):
         list(run.records())
 
 
@@ -165,7 +165,7 @@ def test_lines_that_are_lost_or_moved_after_the_end_are_noticed(run, harm):
 def test_damaged_line_of_a_finished_run_is_still_named(run):
     run = finished(run)
     put(run, [lines(run)[0], "{oops\n"])
-    with pytest.raises(UsageError, match="line 2 is no record") as caught:
+    with pytest.raises(UsageError, match="line 2 is not a valid record") as caught:
         list(run.records())
     assert "restore records.jsonl from a copy; " in caught.value.hint
     assert "delete that line: sed -i 2d" in caught.value.hint
@@ -234,7 +234,7 @@ def test_edit_of_the_same_size_in_an_unfinished_run_names_the_record(run, leave,
     run = leave(run)
     held = lines(run)
     put(run, [edited(line) if place == at else line for place, line in enumerate(held)])
-    says = rf"line {at + 1} is no record: another program changed it: \('mini/3', {at + 1}"
+    says = rf"line {at + 1} is not a valid record: another program changed it: \('mini/3', {at + 1}"
     for read in (*readers(run), run.read_output_ids):
         with pytest.raises(UsageError, match=says) as caught:
             read()
@@ -258,7 +258,9 @@ def test_record_that_is_added_to_an_interrupted_run_is_named(run, make_record, p
     run = stopped(run)
     put(run, [*lines(run), to_json(make_record(turn=4)) + "\n"])
     for read in (*readers(run), run.read_output_ids):
-        with pytest.raises(UsageError, match="line 4 is no record: another program added it"):
+        with pytest.raises(
+            UsageError, match="line 4 is not a valid record: another program added it"
+        ):
             read()
 
 
@@ -273,7 +275,9 @@ def test_records_that_a_killed_process_wrote_last_are_kept(run, make_record, pro
     run.acquire_lock()
     run.mark_running()
     put(run, [*lines(run)[:3], edited(lines(run)[3])])
-    with pytest.raises(UsageError, match="line 4 is no record: another program changed it"):
+    with pytest.raises(
+        UsageError, match="line 4 is not a valid record: another program changed it"
+    ):
         list(stopped(run).records())
 
 
@@ -291,7 +295,9 @@ def test_changed_prompt_of_an_unfinished_run_is_named(run):
     run = stopped(run)
     held = lines(run, "prompts.jsonl")
     put(run, [held[0], held[1].replace("Why?", "Who?"), held[2]], "prompts.jsonl")
-    with pytest.raises(UsageError, match="line 2 is no prompt: another program changed it"):
+    with pytest.raises(
+        UsageError, match="line 2 is not a valid prompt: another program changed it"
+    ):
         list(run.prompts())
 
 
@@ -302,18 +308,20 @@ def test_changed_prompt_of_an_unfinished_run_is_named(run):
 def test_edit_of_the_same_size_during_the_run_is_noticed_at_its_end(run, at):
     held = lines(run)
     put(run, [edited(line) if place == at else line for place, line in enumerate(held)])
-    with pytest.raises(ConcurrentWriteError, match=rf"first in line {at + 1}: .* changed it"):
+    with pytest.raises(ConcurrentWriteError, match=rf"first one in line {at + 1}: .* changed it"):
         run.reread_output_ids()
-    with pytest.raises(UsageError, match=rf"line {at + 1} is no record"):
+    with pytest.raises(UsageError, match=rf"line {at + 1} is not a valid record"):
         stopped(run).read_output_ids()
 
 
 def test_record_that_is_added_during_the_run_is_noticed_and_refused_later(run, make_record):
     put(run, [*lines(run), to_json(make_record(turn=4)) + "\n"])
-    with pytest.raises(ConcurrentWriteError, match="first in line 4: another program added it"):
+    with pytest.raises(ConcurrentWriteError, match="first one in line 4: another program added it"):
         run.reread_output_ids()
     run = stopped(run)
-    with pytest.raises(UsageError, match="line 4 is no record: another program changed it"):
+    with pytest.raises(
+        UsageError, match="line 4 is not a valid record: another program changed it"
+    ):
         run.read_output_ids()
     put(run, lines(run)[:3])
     assert len(run.read_output_ids()) == 3
@@ -332,5 +340,7 @@ def test_records_read_by_several_processes_are_checked_too(run, monkeypatch):
     run = stopped(run)
     assert len(list(run.map_records(to_json))) == 3
     put(run, [*lines(run)[:2], edited(lines(run)[2])])
-    with pytest.raises(UsageError, match="line 3 is no record: another program changed it"):
+    with pytest.raises(
+        UsageError, match="line 3 is not a valid record: another program changed it"
+    ):
         list(run.map_records(to_json))

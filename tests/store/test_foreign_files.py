@@ -60,7 +60,7 @@ def test_folder_with_a_user_s_file_of_such_a_name_is_refused_and_kept(tmp_path, 
         return  # what a killed process may leave, and no loss
     (tmp_path / name).write_text(content)
     before = snapshot(tmp_path)
-    with pytest.raises(UsageError, match="not empty and holds no run"):
+    with pytest.raises(UsageError, match="not empty, but contains no run"):
         RunDir.create(tmp_path, {}, resume_config=ORDER)
     assert snapshot(tmp_path) == before
 
@@ -81,7 +81,7 @@ def test_folder_with_a_link_of_such_a_name_is_refused_and_its_target_kept(
         (folder / name).symlink_to(target)
     if name == OURS[-1] and link == "hard":
         return  # the other name keeps the content, whatever becomes of this one
-    with pytest.raises(UsageError, match="not empty and holds no run"):
+    with pytest.raises(UsageError, match="not empty, but contains no run"):
         RunDir.create(folder, {}, resume_config=ORDER)
     assert victim.read_text() == content
     assert not (tmp_path / "not there").exists()
@@ -94,7 +94,7 @@ def test_folder_with_a_folder_a_pipe_or_a_socket_of_such_a_name_is_refused(tmp_p
         folder = tmp_path / str(place)
         folder.mkdir()
         make(folder / name)
-        with pytest.raises(UsageError, match="not empty and holds no run"):
+        with pytest.raises(UsageError, match="not empty, but contains no run"):
             RunDir.create(folder, {}, resume_config=ORDER)
         assert [file.name for file in folder.iterdir()] == [name]
 

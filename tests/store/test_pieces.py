@@ -63,7 +63,7 @@ def test_several_processes_read_what_one_does_in_its_order_and_name_the_line(
     other = RunDir.open(tmp_path)
     assert "line 21: a second record of" in refused(other)
     (tmp_path / "records.jsonl").write_text("".join([*bad[:20], *bad[21:]]))
-    assert "line 51 is no record: n_tokens" in refused(other)
+    assert "line 51 is not a valid record: n_tokens" in refused(other)
 
 
 def test_what_a_process_that_died_should_have_read_is_read_all_the_same(

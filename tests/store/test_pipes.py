@@ -70,5 +70,5 @@ def test_a_pipe_in_place_of_a_file_that_may_lack_is_passed_over(tmp_path, name, 
 
 def test_a_matrix_that_names_a_run_twice_is_refused(tmp_path):
     (tmp_path / matrix.MATRIX).write_text(json.dumps({"runs": ["a", "b", "a"]}))
-    with pytest.raises(UsageError, match="names a folder twice"):
+    with pytest.raises(UsageError, match="a folder is listed twice"):
         matrix.run_folders(tmp_path)

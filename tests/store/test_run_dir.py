@@ -105,7 +105,7 @@ def test_damaged_line_in_the_middle_is_an_error_with_its_number(run, make_record
     with (run.path / "records.jsonl").open("a") as file:
         file.write("{oops\n")
     run.append([make_record(turn=2)])
-    with pytest.raises(UsageError, match=r"records\.jsonl, line 2 is no record"):
+    with pytest.raises(UsageError, match=r"records\.jsonl, line 2 is not a valid record"):
         list(run.records())
 
 
@@ -128,12 +128,12 @@ def test_prompts_come_back(run):
 
 def test_damaged_prompt_is_an_error_with_its_number(run):
     (run.path / "prompts.jsonl").write_text('{"prompt_id": 1}\n')
-    with pytest.raises(UsageError, match="line 1 is no prompt"):
+    with pytest.raises(UsageError, match="line 1 is not a valid prompt"):
         list(run.prompts())
 
 
 def test_existing_run_is_not_overwritten(run):
-    with pytest.raises(UsageError, match="already holds a run") as caught:
+    with pytest.raises(UsageError, match="already contains a run") as caught:
         RunDir.create(run.path, {})
     assert f"--resume {run.path}" in str(caught.value.hint)
     assert caught.value.exit_code == ExitCode.USAGE
@@ -141,7 +141,7 @@ def test_existing_run_is_not_overwritten(run):
 
 def test_folder_with_other_things_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(UsageError, match="not empty and holds no run"):
+    with pytest.raises(UsageError, match="not empty, but contains no run"):
         RunDir.create(tmp_path, {})
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -156,7 +156,7 @@ def test_folder_that_cannot_be_made_is_a_usage_error(tmp_path):
 def test_folder_without_a_good_manifest_is_no_run(tmp_path, content):
     if content is not None:
         (tmp_path / "manifest.json").write_text(content)
-    with pytest.raises(UsageError, match=r"holds no run|is damaged"):
+    with pytest.raises(UsageError, match=r"contains no run|is damaged"):
         RunDir.open(tmp_path)
 
 
@@ -234,7 +234,7 @@ def test_what_is_answered_names_a_damaged_line(run, make_record, line, says):
     run.append([make_record()])
     with (run.path / "records.jsonl").open("a") as file:
         file.write(f"{line}\n")
-    with pytest.raises(UsageError, match=f"line 2 is no record: {says}"):
+    with pytest.raises(UsageError, match=f"line 2 is not a valid record: {says}"):
         run.read_output_ids()
 
 
@@ -245,7 +245,7 @@ def test_an_impossible_value_is_named_with_file_line_and_what_to_do(run, make_re
     second = second.replace('"total":100', '"total":-100')
     file.write_text(f"{first}\n{second}\n")
     with pytest.raises(
-        UsageError, match=r"line 2 is no record: ns.total must be at least 0, got -100"
+        UsageError, match=r"line 2 is not a valid record: ns.total must be at least 0, got -100"
     ) as caught:
         list(run.records())
     assert "sed -i 2d" in str(caught.value.hint)
@@ -255,33 +255,43 @@ def test_a_token_that_the_target_does_not_have_is_named(tmp_path, make_record):
     models = {"target": {"label": "tiny", "vocab_size": 8}}
     run = RunDir.create(tmp_path / "tiny", {"models": models})
     run.append([make_record()])
-    with pytest.raises(UsageError, match="output_ids: 8, and the target has 8 tokens"):
+    with pytest.raises(UsageError, match="output_ids: 8, but the target has 8 tokens"):
         list(RunDir.open(run.path).records())
 
 
 def test_a_record_s_worker_is_one_that_the_run_was_dealt_to(run, make_record):
     run.update(workers={"w1": {"device": "cpu"}})
     run.append([make_record(worker="w1"), make_record(pass_=2, worker="w2")])
-    with pytest.raises(UsageError, match="line 2 is no record: worker: 'w2' is no worker of the"):
+    with pytest.raises(
+        UsageError, match="line 2 is not a valid record: worker: 'w2' is not a worker of the"
+    ):
         list(run.records())
 
 
 def test_records_that_tell_a_prompt_apart_are_refused(run, make_record):
     run.append([make_record(), make_record(turn=2, family="code")])
-    with pytest.raises(UsageError, match="line 2 is no record: prompt mini/3: "):
+    with pytest.raises(UsageError, match="line 2 is not a valid record: prompt mini/3: "):
         list(run.records())
 
 
 @pytest.mark.parametrize(
     ("manifest", "prompt", "says"),
     [
-        ({"rows": [{"label": "pld"}]}, {}, "label: 'sps' is no row of the run"),
-        ({"rows": [{"label": "sps", "method": "pld"}]}, {}, "method: 'sps', and the manifest says"),
-        ({"tasks": [{"name": "gsm8k"}]}, None, "task: 'mini' is no task of the run"),
+        ({"rows": [{"label": "pld"}]}, {}, "label: 'sps' is not a method of the run"),
+        (
+            {"rows": [{"label": "sps", "method": "pld"}]},
+            {},
+            "method: 'sps', but 'pld' in the manifest",
+        ),
+        ({"tasks": [{"name": "gsm8k"}]}, None, "task: 'mini' is not a task of the run"),
         ({}, {"prompt_id": "mini/4"}, "prompt_id: 'mini/3', turn 1 is not in prompts.jsonl"),
         ({}, {"category": "other"}, "prompt_id: 'mini/3', turn 1 is .* in prompts.jsonl"),
-        ({"tasks": [{"name": "mini"}]}, {"task": "x"}, "no prompt: task 'x' is no task of the run"),
-        ({"models": {"target": {"vocab_size": 9}}}, {"ids": [9]}, "ids: 9, and the target has 9"),
+        (
+            {"tasks": [{"name": "mini"}]},
+            {"task": "x"},
+            "not a valid prompt: task 'x' is not a task of the run",
+        ),
+        ({"models": {"target": {"vocab_size": 9}}}, {"ids": [9]}, "ids: 9, but the target has 9"),
         ({}, {"turn": 2}, "turn 2 of mini/3 without turn 1"),
     ],
 )
@@ -309,10 +319,10 @@ def test_a_record_that_is_none_of_its_run_is_named(tmp_path, make_record, manife
         ({"schema": 99}, "this run has schema 99"),
         ({"status": "lost"}, "status must be one of"),
         ({"dropped": "sps"}, "dropped must be a mapping"),
-        ({"rows": [{"label": "a"}], "dropped": {"b": "failed"}}, "dropped names 'b', and rows has"),
-        ({"created_utc": "yesterday"}, "created_utc must be a moment"),
+        ({"rows": [{"label": "a"}], "dropped": {"b": "failed"}}, "dropped names 'b', but rows has"),
+        ({"created_utc": "yesterday"}, "created_utc must be a time"),
         ({"models": {"draft": {"sha256": "x"}}}, "models.draft.sha256 must be"),
-        ({"models": {"draft": {"eos": [7], "vocab_size": 7}}}, "models.draft.eos has 7, and there"),
+        ({"models": {"draft": {"eos": [7], "vocab_size": 7}}}, "models.draft.eos has 7, but there"),
     ],
 )
 def test_a_manifest_that_cannot_be_is_named(tmp_path, manifest, says):
@@ -419,7 +429,7 @@ def test_file_that_another_program_writes_to_is_named_with_it_and_the_run_is_spo
     if name != "manifest.json":
         (run.path / name).write_text("{}\n")
     with (
-        pytest.raises(UsageError, match=rf"bad changed {name}, which the run"),
+        pytest.raises(UsageError, match=rf"bad changed {name}, which only the run"),
         run.forbid_changes("bad"),
     ):
         harm(run.path / name, how)

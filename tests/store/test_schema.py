@@ -192,10 +192,10 @@ def test_deleted_entries_of_a_trace_are_missed(make_record):
     record = make_record()
     for column in ("kind", "n_tokens", "t0_ns", "t1_ns"):
         del getattr(record.forwards, column)[3]
-    with pytest.raises(ValueError, match=r"^target_forwards: 3, and the trace has 2"):
+    with pytest.raises(ValueError, match=r"^target_forwards: 3, but the trace has 2"):
         validate(record)
     record.target_forwards = 2
-    with pytest.raises(ValueError, match=r"^target_forwards: 2, and steps and prefill take 3"):
+    with pytest.raises(ValueError, match=r"^target_forwards: 2, but prefill and steps need 3"):
         validate(record)
 
 
@@ -332,7 +332,7 @@ def test_joules_belong_to_outputs_whose_time_is_told(make_record):
     validate(make_record(energy_j=0.5))
     failed = {"verdict": None, "finish": "error", "error": "boom"}
     for untold in ({"void": True, "ns": Ns()}, failed):
-        with pytest.raises(ValueError, match="energy_j: of an output whose time is not told"):
+        with pytest.raises(ValueError, match="energy_j: given for a noisy or failed output"):
             validate(make_record(energy_j=0.5, **untold))
 
 

@@ -194,8 +194,8 @@ def test_samples_are_questions_of_their_own_in_one_cluster(tmp_path):
         ("[1]", "must consist of `key: value` lines, got list"),
         (OWN + "row: 3", "row is not known; did you mean 'rows'?"),
         (OWN + "rows: 0", "own.yaml:4: rows must be at least 1, got 0"),
-        (OWN + "name: twice", "own.yaml:4: 'name' stands on line 1 already"),
-        (OWN + "fields:\n  id: key\n  turns: [a]", "own.yaml:6: fields.turns must be a word"),
+        (OWN + "name: twice", "own.yaml:4: 'name' is already on line 1"),
+        (OWN + "fields:\n  id: key\n  turns: [a]", "own.yaml:6: fields.turns must be text"),
         ("name: own\nsource: {file: a}", "version is missing"),
         (
             "name: own\nversion: '1'\nsource: {file: a.jsonl}\ncolour: red",
@@ -517,7 +517,7 @@ def test_folder_and_pipe_are_refused_as_what_they_are(tmp_path, monkeypatch):
     os.mkfifo("pipe.jsonl")
     for name, says in {
         "questions": "questions is a folder",
-        "pipe": "pipe is no regular file",
+        "pipe": "pipe is not a regular file",
         "pipe.jsonl": "no such task file: pipe.jsonl",
     }.items():
         with pytest.raises(UsageError, match=says):
@@ -534,12 +534,12 @@ def test_file_that_grows_without_end_when_uncompressed_is_refused(tmp_path, monk
     monkeypatch.setattr(formats, "MAX_BYTES", 1 << 20)
     bomb = gzip.compress(b" " * (2 << 20))
     (tmp_path / "mine.jsonl.gz").write_bytes(bomb)
-    with pytest.raises(UsageError, match="it holds more than 1 MiB"):
+    with pytest.raises(UsageError, match="it has more than 1 MiB"):
         load_task(str(tmp_path / "mine.jsonl.gz"))
     with zipfile.ZipFile(tmp_path / "rows.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("rows.jsonl", b" " * (2 << 20))
     body = OWN.replace("{file: rows.jsonl}", "{file: rows.zip, member: rows.jsonl}")
-    with pytest.raises(EnvironmentFault, match="it holds more than 1 MiB"):
+    with pytest.raises(EnvironmentFault, match="it has more than 1 MiB"):
         load_task(str(card(tmp_path / "own.yaml", body)))
 
 

@@ -72,7 +72,7 @@ FIRST_LATE_LEVEL = 3
 """First draft level that is tested by cases with randomness late in a draft."""
 
 MAX_TRIES = 6
-"""Number of parameter sets that are tried until a case has few enough outcomes."""
+"""Maximum number of parameter sets to try for a case, until it has at most `MAX_OUTCOMES`."""
 
 Output = tuple[int, ...]
 
@@ -229,7 +229,7 @@ def _enumerate_late_cases(
         if result is not None:
             enumerated.append(result)
         elif left > 0 and name and not _draws_trees(subject, fit[0]):
-            missed[name] = None  # trees draw siblings even if their model is certain
+            missed[name] = None  # a draft tree has many outcomes even if its model is certain
     return enumerated, list(missed)
 
 

@@ -1,1 +1,1 @@
-"""Models for audits: tables with few outcomes, and tiny Llamas."""
+"""Models for audits: table models, whose random outcomes can be enumerated, and tiny Llamas."""

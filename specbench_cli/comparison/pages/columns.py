@@ -121,9 +121,9 @@ FLAT = (OUTCOME, FAILS, TASK, METHOD, RULE, PAIRS, MAT, DECODE, FINDINGS, WHERE)
 """Columns of TSV and pandas."""
 DOCUMENT = (TASK, METHOD, OUTCOME, FAILS, RULE, WHY, PAIRS, MAT, FINDINGS, TIMES)
 CHANGED = (OUTCOME, NAME, FINDINGS, WHERE, TIMES)
-"""Columns of Markdown for changed rows."""
+"""Columns of the Markdown table of rows that changed."""
 UNCHANGED = (NAME, RULE, PAIRS, MAT, TIMES)
-"""Columns of Markdown for unchanged rows."""
+"""Columns of the Markdown table of rows that did not change."""
 
 
 def flat_row(row: RowOutcome, comparison: Comparison) -> dict[str, Any]:

@@ -178,8 +178,8 @@ class Scheduler:
                 )
             mixed = [*(self._run_dir.manifest.get("mixed") or []), *other]
             self._run_dir.update(mixed=mixed)
-        kept = {key: word for key, word in program.items() if not is_machine_key(key)}
-        self._run_dir.update(machine={**infos[first].machine}, program={**kept, **common})
+        unchanged = {key: word for key, word in program.items() if not is_machine_key(key)}
+        self._run_dir.update(machine={**infos[first].machine}, program={**unchanged, **common})
 
     def _load(self) -> None:
         """Load the models on all workers.
@@ -329,11 +329,11 @@ class Scheduler:
             names: Names of the workers. None sends the order to all workers.
             starting: True raises EnvironmentFault if a worker is lost.
         """
-        asked = [*self._devices] if names is None else names
-        for name in asked:
+        receivers = [*self._devices] if names is None else names
+        for name in receivers:
             self._workers.send(name, order, *args)
         found = {}
-        for _ in asked:
+        for _ in receivers:
             name, reply = self._receive()
             if not isinstance(reply, WorkerLost):
                 found[name] = reply
@@ -344,7 +344,7 @@ class Scheduler:
                 )
             else:
                 self._drop_worker(name, reply.message)
-        return {name: found[name] for name in asked if name in found}
+        return {name: found[name] for name in receivers if name in found}
 
     def _receive(self) -> tuple[str, Any]:
         """Return the next result of a worker, with the worker's name.

@@ -119,8 +119,8 @@ class ClusterWorker:
         Raises:
             UsageError, EnvironmentFault: a model cannot be loaded, or a prompt is too long.
         """
-        held = {**build_manifest(self._plan, {}), "step_costs": costs}
-        self._run_dir = RunDir.create(Path(self._home.name) / "run", held)
+        new_manifest = {**build_manifest(self._plan, {}), "step_costs": costs}
+        self._run_dir = RunDir.create(Path(self._home.name) / "run", new_manifest)
         self._bench = Bench(self._plan)
         self._bench.check_first_turns()
         provide_costs(self._plan, self._bench, self._run_dir)

@@ -207,7 +207,7 @@ def test_costs_of_other_models_are_refused(run, made, costs, tmp_path):
         ([], "give exactly one of RUN, --probe and --compare"),
         (["last", "--probe"], "give exactly one of RUN, --probe and --compare"),
         (["last"], "there is no run in"),
-        (["nowhere"], "nowhere holds no run"),
+        (["nowhere"], "nowhere contains no run"),
         (
             ["last", "--target", "embedded", "--threads", "1"],
             "--target, --threads cannot be combined with",

@@ -98,11 +98,11 @@ def test_a_matrix_is_compared_with_a_matrix_target_by_target(finished, call_here
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ("report here --prompt mini/qa-000", "holds several runs, one for each target"),
+        ("report here --prompt mini/qa-000", "contains several runs, one for each target"),
         (f"report here here/{RUNS[0]}", "cannot be combined with other runs"),
-        ("export here --inspect --out there", "holds several runs"),
-        ("publish here --to there", "holds several runs"),
-        ("predict here", "holds several runs"),
+        ("export here --inspect --out there", "contains several runs"),
+        ("publish here --to there", "contains several runs"),
+        ("predict here", "contains several runs"),
     ],
 )
 def test_a_command_for_one_run_says_that_here_are_several(finished, call_here, capsys, asked, says):

@@ -116,7 +116,7 @@ def test_acceptance_can_be_a_recorded_runs(run, made):
     again = RunDir.open(Path("again"))
     assert again.manifest["config"]["effective"]["acceptance"] == round(accepted / tested, 4)
     code, _, err = run("run", *PAIR, *SMALL, "--acceptance", "nowhere")
-    assert code == 2 and "nowhere holds no run" in err
+    assert code == 2 and "nowhere contains no run" in err
 
 
 @pytest.mark.parametrize(
