@@ -300,7 +300,7 @@ def test_mtp_with_a_rule_stops_behind_the_first_token_that_the_rule_stops_at(ope
 
 
 def test_mtp_refuses_the_rule_that_reads_a_draft_models_rows():
-    with pytest.raises(ValidationError, match="for sps and specdec"):
+    with pytest.raises(ValidationError, match="use it with sps or specdec"):
         MtpParams(length="acceptance-head")
 
 
