@@ -1,4 +1,4 @@
-"""Steps of `mkdocs build` beside docs/: README, results/ and the gallery.
+"""Steps of `mkdocs build` for pages outside docs/: README, results/ and the gallery.
 
 Links between files of the repository become links between pages of the site. If the linked file has
 no page, the text stays without a link.
@@ -51,7 +51,7 @@ _shown: list[str] = []
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages and pictures beside docs/, and the gallery's files."""
+    """Add the pages and pictures outside docs/, and the gallery's files."""
     for pattern in _BESIDE:
         for path in sorted(ROOT.glob(pattern)):
             where = site_path(path.relative_to(ROOT).as_posix())

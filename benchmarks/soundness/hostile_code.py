@@ -144,7 +144,7 @@ def _is_left_over(process: psutil.Process) -> bool:
         above = {each.pid for each in process.parents()}
     except psutil.NoSuchProcess:
         return False
-    return os.getpid() in above or above <= {1}  # else another test process waits for it
+    return os.getpid() in above or above <= {1}  # else another test process owns it
 
 
 def _command_line(process: psutil.Process) -> list[str]:

@@ -146,7 +146,7 @@ def record_trace(task: str, limit: int, budget: int) -> list[int]:
             for step in method.generate(session):
                 if step.outcome.path and method.source is not None:
                     trace.append(method.source)
-            trace.append(outputs)  # the tree numbers outputs that have ended
+            trace.append(outputs)  # the suffix tree numbers finished outputs from 0
             outputs += 1
             answers.append(decode_answer(tokenizer, list(session.output())))
     return trace

@@ -244,7 +244,7 @@ def _fill(records: Sequence[Record]) -> object:
 def _extra_cells(rules: str, records: Sequence[Record]) -> list[object]:
     """Return the table cells that only this kind of rule has."""
     if rules == "exits":
-        prompts = len(records)  # each is one whole forward
+        prompts = len(records)  # the prefill of each prompt is one whole forward
         work = sum(record.target_equivalents or 0 for record in records) - prompts
         if not sum(record.target_forwards or 0 for record in records):
             return [formats.NONE]

@@ -2,7 +2,7 @@
 
     python benchmarks/times/where_time_goes.py predicted --limit 96
     python benchmarks/times/where_time_goes.py predicted --limit 24 --target smollm2-135m
-    python benchmarks/times/where_time_goes.py elsewhere  # of 2 threads, for 1
+    python benchmarks/times/where_time_goes.py elsewhere  # 2 threads predict 1
     python benchmarks/times/where_time_goes.py beside --task gsm8k --limit 48
     python benchmarks/times/where_time_goes.py recommended --minutes 10
 

@@ -138,7 +138,7 @@ def average(d: Draw) -> Snippet:
     return (points, "def mean(numbers):", share, most, tell), (
         wrong_line(
             most, "max(", "maximum(", name_error("maximum")
-        ),  # looked up before its argument
+        ),  # Python reports this error before one in the argument
         missing_line("points", points),
         wrong_line(share, "len(", "length(", name_error("length")),
         wrong_line(tell, "+ str(best)", "+ best", concatenation_error("int")),

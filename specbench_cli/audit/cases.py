@@ -172,8 +172,8 @@ def enumerated_cases(rule: Rule, *, include_costly: bool) -> Iterator[Case]:
     yield Case(
         "peaked", fix_token(make_table_pair("near"), PROMPT, 1), warp(0.5, top_k=2), length=4
     )
-    # With four tokens, three of them verified, a draft of two tokens has an EOS inside, at its end
-    # and as its bonus token.
+    # With outputs of four tokens, an EOS can be inside a draft of two tokens, at its end, or its
+    # bonus token.
     for eos in ((0,), (1,), (0, 2)):
         yield Case("near", near, plain, eos=eos, length=4)
     for budget in (1, 2, 3, 4):
@@ -285,7 +285,7 @@ def random_cases(rule: Rule, n: int, levels: int) -> Iterator[Case]:
     Args:
         levels: maximum draft levels of the method. Some budgets are close to it.
     """
-    rng, levels = random.Random(5), max(1, levels)  # a budget is 1 at least
+    rng, levels = random.Random(5), max(1, levels)  # a budget must be at least 1
     for turn in range(n):
         vocab, kind = 3 + turn % 3, ("near", "flat", "equal", "disjoint")[turn % 4]
         tables = make_table_pair(

@@ -107,7 +107,7 @@ def run_checks(subject: AuditSubject, checks: dict[str, Check]) -> list[Finding]
     """Run checks and return all findings in order."""
     found: list[Finding] = []
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tables are too small to profit from more threads
+    torch.set_num_threads(1)  # table models are too small for several threads
     try:
         with torch.inference_mode():
             for name, check in checks.items():

@@ -168,7 +168,7 @@ def _make_variants(kind: type[MethodParams], off: Mapping[str, Any]) -> Iterator
         for numbers in (reduced[0], *reduced[2:3])
     ]
     seen: list[object] = []
-    # A lossy method that is exact at some parameters is audited there as an exact one.
+    # With these values a lossy method is lossless, and must pass the checks of lossless methods.
     exact = [{**numbers, **off} for numbers in ({}, *reduced[:2])] if off else []
     for values in ({}, *reduced, *choices, *exact):
         params = kind(**values)

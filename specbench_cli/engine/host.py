@@ -1,11 +1,10 @@
-"""Transfers between a device and the host, with as few calls and syncs as possible.
+"""Transfers between a device and the host, with few torch calls and few device syncs.
 
-Between two forwards the CPU's caches hold only the models' weights, so each torch call costs
-several times as much as in a loop of its own. Small values are therefore computed on the host in
-plain Python.
+A forward fills the CPU's caches with weights, so a torch call after it takes several times as long
+as in a loop that only makes such calls. Small computations are therefore done in plain Python.
 
-A step waits for its device only in `wait`, so that the syncs can be counted. `send` copies to a
-device without a sync (docs/explanations/devices.md).
+All device syncs of a step happen in `wait`, so that tests can count them. `send` copies to a device
+without a sync (docs/explanations/devices.md).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor
 from specbench_cli.former_names import get_renamed
 
 Ids = list[int] | Tensor
-"""Token ids [n], as a list on the host if that needs no sync."""
+"""Token ids [n]: a list if the device is the host, else a tensor on the device."""
 
 
 def is_on_host(device: torch.device) -> bool:
@@ -30,7 +29,7 @@ def is_on_host(device: torch.device) -> bool:
 
 
 def wait(tensor: Tensor) -> Any:
-    """Return the numbers of a tensor on another device. A step syncs only here."""
+    """Return the numbers of a tensor on another device. All syncs of a step happen here."""
     return tensor.tolist()
 
 
@@ -59,8 +58,8 @@ def to_numbers(*tensors: Tensor) -> list[Any]:
 
 
 def read_together(*tensors: Tensor) -> list[list[Any]]:
-    """Return `lists` with a single transfer, which matters if the device is not the host."""
-    # Whole numbers up to 2**53 and float32 survive in float64.
+    """Return the numbers of one-dimensional tensors on another device, with a single transfer."""
+    # float64 represents float32 numbers, and integers up to 2**53, exactly.
     flat = numbers(torch.cat([tensor.double() for tensor in tensors]))
     found, end = [], 0
     for tensor in tensors:
@@ -78,12 +77,12 @@ def ids(values: Sequence[int] | Sequence[Sequence[int]], device: torch.device) -
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a host tensor on a device, without waiting for earlier work there."""
+    """Copy a host tensor to a device, without waiting for earlier work on the device."""
     return tensor.to(device, non_blocking=True)
 
 
 def concatenate(parts: Sequence[Ids]) -> Ids:
-    """Return the ids of several parts, one after another."""
+    """Concatenate the ids of several parts."""
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if tensors:
         return torch.cat(tensors)
@@ -92,7 +91,7 @@ def concatenate(parts: Sequence[Ids]) -> Ids:
 
 @lru_cache(maxsize=1024)
 def cached_ids(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return `ids` from a cache, for values that repeat. Do not change the tensor."""
+    """Return the tensor of `ids`, from a cache. Do not change the tensor."""
     return ids(values, device)
 
 
@@ -105,7 +104,7 @@ def take(values: Ids, at: tuple[int, ...]) -> Ids: ...
 
 
 def take(values: Ids, at: tuple[int, ...]) -> Ids:
-    """Return ids or rows of a tensor at indices that repeat."""
+    """Return the ids, or rows of a tensor, at some indices. The tensor of indices is cached."""
     if isinstance(values, Tensor):
         return values.index_select(0, cached_ids(at, values.device))
     return [values[place] for place in at]

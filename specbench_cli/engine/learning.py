@@ -1,9 +1,8 @@
-"""Learning between requests: what a method keeps from prompt to prompt, and when weights may
-change.
+"""Learning between requests: trainable copies of models, and a method's memory.
 
-A method learns only in `Method.learn`, between two requests, so one version of the draft decodes
-each request. It trains its own copies: the run's models are shared with other methods, and one of
-them is the target.
+A method may change weights only in `Method.learn`, between two requests. So each request is decoded
+with one version of the weights. The method trains its own copies of models, because other methods
+use the run's models too.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ def make_trainable(source: Any, shared: Iterable[Decoder]) -> Any:
     """Return a copy of a model whose weights are parameters of its `module`.
 
     A model that computes with the weights of its `module` is copied. Any other model must have a
-    method `trainable()` that returns the copy. If the copy uses new weights only after a
-    `publish()`, it has this method.
+    method `trainable()`, which returns the copy. If the copy does not compute with its `module`, it
+    has a method `publish()` that takes over the new weights.
 
     Args:
         source: A decoder or a trained module.
-        shared: The run's decoders. They are not copied if the source refers to them.
+        shared: The run's decoders. If the source has references to them, these stay the same.
 
     Raises:
         MethodFault: the model has no torch module.
@@ -69,7 +68,7 @@ def _count_call(module: nn.Module, _: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MemorySnapshot:
-    """Contents of a `Memory` at one time."""
+    """Copy of the contents of a `Memory`."""
 
     kept: Mapping[str, Any]
     weights: Mapping[Hashable, Mapping[str, Tensor]]
@@ -77,10 +76,10 @@ class MemorySnapshot:
 
 
 class Memory(dict[str, Any]):
-    """Data that a method keeps from prompt to prompt of a repeat.
+    """Data that a method keeps between the prompts of a repeat.
 
-    The items belong to the method. In addition, there are the copies that it trains. They stay the
-    same objects while their weights change, so optimizers among the items keep their parameters.
+    It is a dict that the method fills. It also has the method's trainable copies. A copy stays the
+    same object while its weights change, so an optimizer in the dict stays valid.
 
     Attributes:
         version: Number of times the method has learned.
@@ -94,7 +93,7 @@ class Memory(dict[str, Any]):
         self._published_versions: dict[Hashable, tuple[tuple[str, int], ...]] = {}
 
     def get_copy(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the method's copy with that name, created at first use."""
+        """Return the trainable copy with this name. It is created at first use."""
         if name not in self._copies:
             self._copies[name], self._make[name] = make(), make
             self._published_versions[name] = _weight_versions(self._copies[name])
@@ -114,7 +113,7 @@ class Memory(dict[str, Any]):
         return MemorySnapshot(self._copy_items(self), weights, self.version)
 
     def restore(self, saved: MemorySnapshot) -> None:
-        """Restore a snapshot. Copies that are newer than it get their initial weights."""
+        """Restore a snapshot. Copies that were created after it get their initial weights."""
         self.clear()
         self.update(self._copy_items(saved.kept))
         self.version = saved.version
@@ -130,8 +129,8 @@ class Memory(dict[str, Any]):
         for name, made in self._copies.items():
             if _weight_versions(made) != self._published_versions[name]:
                 raise MethodFault(
-                    f"the weights of {_get_name(made)}, its own copy, changed outside of `learn`",
-                    "a request is decoded by one version: collect in `observe`, train in `learn`",
+                    f"the method changed the weights of {_get_name(made)} outside of `learn`",
+                    "collect training data in `observe`, and train in `learn`",
                 )
 
     def publish(self) -> None:
@@ -144,7 +143,7 @@ class Memory(dict[str, Any]):
             self._published_versions[name] = _weight_versions(made)
 
     def _copy_items(self, items: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a deep copy of the items, which still refers to the same copies and parameters."""
+        """Return a deep copy of the items, with references to the same copies and parameters."""
         fixed = [*self._copies.values(), *self._parameters()]
         return copy.deepcopy(dict(items), {id(each): each for each in fixed})
 
@@ -167,15 +166,14 @@ def _weight_versions(made: Any) -> tuple[tuple[str, int], ...]:
 
 @renamed_members(of="classify")
 class Topics:
-    """Topic classifier for prompts: naive Bayes over the tokens of earlier prompts with known
-    topics."""
+    """Topic classifier for prompts: naive Bayes over the tokens of earlier prompts."""
 
     def __init__(self) -> None:
         self._prompts = Counter[str]()
         self._tokens: dict[str, Counter[int]] = {}
 
     def classify(self, ids: Sequence[int]) -> str:
-        """Return the most likely topic of a prompt; "" before the first `learn`."""
+        """Return the most likely topic of a prompt. Before the first `learn`, return ""."""
         if len(self._tokens) < 2:
             return next(iter(self._tokens), "")
         known = len(set().union(*self._tokens.values(), ids))
@@ -198,14 +196,14 @@ class Topics:
 
 
 class LearnerSession(Protocol):
-    """The part of a session that `learn` needs."""
+    """The part of a session that the function `learn` uses."""
 
     device: torch.device
     memory: Memory
 
 
 class Learner(Protocol):
-    """The part of a method that `learn` needs."""
+    """The part of a method that the function `learn` uses."""
 
     name: ClassVar[str]
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]]
@@ -226,15 +224,15 @@ def learn(method: Learner, session: LearnerSession) -> int:
     memory = session.memory
     if method.state_scope == "prompt":
         raise MethodFault(
-            f"{method.name} learns between prompts and says that it keeps nothing",
-            'give the class `state_scope = "run"`',
+            f"{method.name} defines `learn`, but its `state_scope` is 'prompt'",
+            'set `state_scope = "run"` in the class',
         )
     try:
         memory.check()
         start = _synchronized_ns(session.device)
         with torch.inference_mode(False), torch.enable_grad():
             method.learn(session)
-    finally:  # also after an error: the next request must not inherit it
+    finally:  # also after an error, so that the next request starts in a valid state
         memory.publish()
         memory.version += 1
     return _synchronized_ns(session.device) - start

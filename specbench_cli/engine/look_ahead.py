@@ -17,10 +17,10 @@ from specbench_cli.former_names import renamed_members
 
 @renamed_members(newest="latest_logits")
 class LookAheadRows:
-    """Rows of a `LookAhead` head in the target's forwards, and their logits.
+    """Runner of target forwards with the extra rows of a `LookAhead` head, and of their logits.
 
-    A forward with these rows runs in two parts: the lower layers without them, and the upper layers
-    with them as further branches of the tree.
+    Such a forward runs in two parts: the lower layers without the extra rows, and the upper layers
+    with them, as further branches of the tree.
 
     Args:
         head: The metered head.
@@ -35,13 +35,11 @@ class LookAheadRows:
         self._latest_logits: Tensor | None = None
 
     def count_rows(self, nodes: int) -> int:
-        """Return the maximum number of state rows that a forward over the root and `nodes` nodes
-        needs."""
+        """Return the number of state rows that a forward over the root and `nodes` nodes needs."""
         return nodes + (nodes + 1) * self._levels
 
     def prefill(self, model_input: ModelInput) -> ModelOutput:
-        """Run a forward over the prompt, and one over the head's rows after it, which are
-        discarded."""
+        """Run a forward over the prompt, and one over the extra rows after its last token."""
         x, state = model_input.x, model_input.state
         assert isinstance(x, Tokens)
         captured = {*model_input.captured_layers, *self._head.captured_layers}
@@ -67,12 +65,12 @@ class LookAheadRows:
         return out
 
     def forward(self, model_input: ModelInput) -> ModelOutput:
-        """Run a forward over the root and a draft, with the head's rows after each row.
+        """Run a forward over the root and a draft, with extra rows after each of them.
 
-        The output contains the logits of all rows.
+        The output contains only the rows of the root and the draft.
 
         Args:
-            model_input: Input with positions [1, n] and mask [n, n]. Chains need them too.
+            model_input: Input with positions [1, n] and mask [n, n], also for a chain.
         """
         x, positions, mask = model_input.x, model_input.positions, model_input.mask
         assert isinstance(x, Tokens)
@@ -105,21 +103,22 @@ class LookAheadRows:
         return ModelOutput(logits[:, :n], out.hidden[:, :n], lower_states | upper_states)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Keep the logits of the rows after the last row of `path`."""
+        """Keep the logits of the extra rows after the last row of `path`."""
         assert self._logits is not None
         self._latest_logits = self._logits[path[-1] if len(self._logits) > 1 else 0]
 
     def latest_logits(self) -> Tensor:
-        """Return the logits [levels, V] of the rows after the row that chose the last committed
-        token.
+        """Return the logits [levels, V] for tokens after the last committed one.
 
-        Level k predicts the token k + 1 positions after that token.
+        Level k predicts the token k + 1 positions after it.
 
         Raises:
-            MethodFault: there was no prefill.
+            MethodFault: There was no prefill.
         """
         if self._latest_logits is None:
-            raise MethodFault("nothing was foreseen before the prefill", "ask in `propose`")
+            raise MethodFault(
+                "there are no logits before the prefill", "call `latest_logits` in `propose`"
+            )
         return self._latest_logits
 
 
@@ -127,11 +126,11 @@ def append_branches(mask: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Te
     """Return the mask and positions of n rows with a chain of k rows after each of them.
 
     Args:
-        mask: [n, n] bool, which row sees which.
+        mask: [n, n] bool, which row attends to which row.
         positions: [n].
 
     Returns:
-        (mask [n + n k, n + n k], positions [n + n k]). The chains follow one after another.
+        (mask [n + n k, n + n k], positions [n + n k]). The chains follow after the n rows.
     """
     n, device = len(mask), mask.device
     visibility = mask.new_zeros(n + n * k, n + n * k)

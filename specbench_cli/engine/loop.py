@@ -1,4 +1,7 @@
-"""Draft-verify loop for all methods without a decoding loop of their own."""
+"""The standard draft-verify loop, for one request and for batches.
+
+Methods that override `generate` do not use it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from specbench_cli.errors import MethodFault
 
 
 class Proposer(Protocol):
-    """The part of a method that the loop uses. `accept`, its accept rule, is optional."""
+    """The part of a method that the loop calls. It may also have an accept rule, `accept`."""
 
     def start(self, session: Session) -> None:
         """Prepare for a prompt."""
@@ -29,7 +32,7 @@ class Proposer(Protocol):
 
 
 class BatchProposer(Proposer, Protocol):
-    """Proposer for sequences that are decoded together, with one object for each."""
+    """Proposer for batches, with one object for each sequence."""
 
     def schedule(
         self, members: Sequence[tuple[Self, Session]], size: int
@@ -37,7 +40,7 @@ class BatchProposer(Proposer, Protocol):
         """Choose at most `size` sequences for the next step."""
 
     def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
-        """Propose for all sequences of a batch. Called on one of their methods."""
+        """Propose a draft for each sequence of a batch. Called on the first sequence's object."""
 
 
 @torch.inference_mode()  # makes every operation cheaper, not only forwards
@@ -45,8 +48,8 @@ def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
     """Decode one request. Yield every step after prefill.
 
     Raises:
-        MethodFault: a malformed draft. The message names the method, the step, the field and what
-            is allowed.
+        MethodFault: A draft is malformed. The message names the method, the step, the field and
+            what is allowed.
     """
     # 1. Prefill: the draft's, then the target's, which commits the first token.
     method.start(session)
@@ -68,18 +71,19 @@ def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
 
 @torch.inference_mode()
 def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> Iterator[Step]:
-    """Decode the requests of a batch together, with one method object for each.
+    """Decode the requests of a batch together. Yield the steps of each sequence.
 
-    Yields the steps of `draft_and_verify`, sequence by sequence.
+    Args:
+        methods: One method object for each session of the batch.
 
     Raises:
-        MethodFault: a malformed draft, or an invalid schedule.
+        MethodFault: A draft is malformed, or the schedule is invalid.
     """
     method_of = dict(zip(batch.sessions, methods, strict=True))
     place = {session: at for at, session in enumerate(batch.sessions)}
     while not batch.finished:
-        # 1. Finished sequences leave, waiting ones join and prefill their draft. The target reads
-        # their prompts in step 3, or at once if no other sequence is active.
+        # 1. Finished sequences leave. Waiting ones join and prefill the draft model. The target
+        # processes their prompts in step 3, or at once if no other sequence is active.
         batch.join(lambda session: method_of[session].start(session))
         active = [(method_of[session], session) for session in batch.active]
         if not active:
@@ -120,9 +124,9 @@ def _check_schedule(
     chosen, allowed = [session for _, session in members], {session for _, session in active}
     if not 1 <= len(chosen) <= size or len(set(chosen)) < len(chosen) or not allowed >= {*chosen}:
         raise MethodFault(
-            f"{type(active[0][0]).__name__}, `schedule`: {len(chosen)} sequences are chosen of"
-            f" {len(active)} that are held",
-            f"choose 1 to {size} of its `members`, each once",
+            f"{type(active[0][0]).__name__}, `schedule`: invalid choice of {len(chosen)} sequences"
+            f" out of {len(active)}",
+            f"return 1 to {size} different `members`",
         )
 
 
@@ -133,6 +137,6 @@ def _accept_rules(method: Proposer) -> tuple[AcceptRule, ...]:
 
 
 def _with_method_name(method: Proposer, fault: MethodFault) -> MethodFault:
-    """Return a fault in a draft with the method's name."""
+    """Return the error with the name of the method in front."""
     name = getattr(method, "name", type(method).__name__)
     return type(fault)(f"{name}, {fault.message}", fault.hint)

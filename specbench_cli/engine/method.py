@@ -35,8 +35,8 @@ class Method(ABC):
     Class attributes:
         name: Name on the command line.
         aliases: Other names that the command line accepts.
-        family: Row of README's method table, by what drafts.
-        lossy: True if, with default parameters, the output may differ from the target's.
+        family: Group of the method in README's table, by what drafts.
+        lossy: True if the output may differ from the target's with default parameters.
         proposed_in: Keys of the papers that propose the method. Only built-in methods have keys.
         builds_on: Keys of further papers to cite.
         project: The project that implements the method, if no paper proposes it.
@@ -46,22 +46,22 @@ class Method(ABC):
         state_scope: Lifetime of what it learns: "prompt", "run" or "corpus".
         workers: Number of workers that compute at the same time.
         bonus: True if a bonus token of the target follows a draft that is accepted completely.
-        proposes: True if it proposes tokens. If not, it commits one token per step.
+        proposes: False if it never drafts and commits one token per step.
         any_vocabulary: True if its draft model may have another tokenizer (`Transcript`).
-        peer: True if it runs another project's implementation, which is measured but not audited.
-        baseline: The method that its speedups are relative to. If another program decodes, this is
-            the plain decoding of that program.
-        decodes: The model that decides the tokens: "target", or "draft" for the draft model alone.
-        exact_params: Parameters with which a lossy method is exact. Audits prove it.
+        peer: True if it runs another project's implementation. It is measured but not audited.
+        baseline: The method that its speedups are relative to. If another program decodes, it is
+            that program's plain decoding.
+        decodes: The model that chooses the tokens: "target", or "draft" if the draft model decodes
+            alone.
+        exact_params: Parameters with which a lossy method is lossless. Audits check it.
         lossless_counterpart: The lossless method with the same drafts as this lossy one. Runs add
             it for comparison.
         control: True if it only serves as a control for other methods.
-        paper_params: Parameters of the results in its paper. Tables mark rows with these
-            parameters.
+        paper_params: Parameters of the results in its paper. Tables mark methods that use them.
         tunable: Names of the parameters that `--tune` varies. None means all.
         citation: BibTeX entries of its sources, indented like a docstring (`inspect.cleandoc`).
             Built-in methods name keys of `methods/papers.yaml` in `proposed_in` instead.
-        claims: Speedups that its sources report. Empty if no figure was confirmed.
+        claims: Speedups that its papers report. Empty if specbench's authors found none.
     """
 
     name: ClassVar[str]
@@ -97,16 +97,16 @@ class Method(ABC):
 
     @property
     def accept(self) -> AcceptRule | None:
-        """Accept rule, which keeps draft tokens that the lossless rule rejects. None means no rule.
+        """Lossy accept rule, or None. It keeps draft tokens that the lossless rule rejects.
 
-        A method with its own decoding loop passes the rule to `session.verify`.
+        The standard loop applies it. A method with its own loop passes it to `session.verify`.
         """
         return self.params.rule if isinstance(self.params, AcceptParams) else None
 
     def guarantee(self, sampling: Rule) -> Guarantee:
-        """Return the guarantee of the output under a decoding rule.
+        """Return what the method guarantees about its output under a decoding rule.
 
-        An accept rule can only weaken it.
+        An accept rule can only weaken the guarantee.
         """
         rule = self.accept
         own: Guarantee = "exact_law" if sampling in ("rejection", "block") else "exact_tokens"
@@ -116,26 +116,27 @@ class Method(ABC):
 
     @property
     def upper_bound(self) -> bool:
-        """True if the method reads vanilla's output (`Harness.reference`).
+        """True if the method knows the output of plain decoding (`Harness.reference`).
 
-        It is then an upper bound for other methods, and is not ranked.
+        It is then an upper bound for other methods, and tables do not rank it.
         """
         return bool(getattr(self.params, "upper_bound", False))
 
     @property
     def requirements(self) -> frozenset[str]:
-        """Requirements with the current parameters, by default `needs`."""
+        """What the method needs with its current parameters. By default `needs`."""
         return self.needs
 
     @property
     def scope(self) -> Literal["prompt", "run", "corpus"]:
-        """Lifetime of what it learns: `state_scope`, or "prompt" if its parameter `scope` is."""
+        """Lifetime of what it learns: `state_scope`, or "prompt" if the parameter `scope` says
+        so."""
         forgets = getattr(self.params, "scope", None) == "prompt"
         return "prompt" if forgets else self.state_scope
 
     @property
     def uses_costs(self) -> bool:
-        """True if it reads forward costs (`session.verify_cost`), which the run then measures
+        """True if it reads forward costs (`session.verify_cost`). The run then measures them
         first."""
         return self.by_load
 
@@ -146,53 +147,52 @@ class Method(ABC):
 
     @property
     def learns(self) -> bool:
-        """True if it learns between requests, which takes time: it overrides `learn`."""
+        """True if it learns between requests, which means that it overrides `learn`."""
         return type(self).learn is not Method.learn
 
     @property
     def timing_free(self) -> bool:
-        """True if its counters depend on inputs and seed alone, and not on timing."""
+        """True if its counters depend only on inputs and seed, not on measured times."""
         return not self.uses_costs
 
     def models(self) -> tuple[str, ...]:
-        """Return further models that it drafts with, by name as for --draft."""
+        """Return the names of further models that it drafts with, as in --draft."""
         return ()
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
-        """Return the trained modules that it needs: by default its `Head`.
+        """Return the trained modules that it needs. By default its `Head`.
 
-        They are loaded before anything is timed.
+        They are loaded before the timer starts.
         """
         return () if self.Head is None else (ArtifactSpec(self.Head, self.params.head),)
 
     def check(self) -> None:
-        """Check that the method can run here with its parameters. Called before anything is loaded.
+        """Check that the method can run here with its parameters. Called before models are loaded.
 
         Raises:
-            UsageError: a parameter is missing.
-            EnvironmentFault: a program is missing.
+            UsageError: A parameter is missing.
+            EnvironmentFault: A program is missing.
         """
 
     def processes(self) -> Sequence[int]:
-        """Return the ids of processes outside of the run's process tree that decode for this
-        method.
+        """Return the ids of other processes that decode for this method, such as a server.
 
-        Their CPU time is not counted as noise.
+        Their CPU time does not count as noise.
         """
         return ()
 
     def start(self, session: Session) -> None:
-        """Prepare for a prompt: prefill the draft model, build an index. The timer is running."""
+        """Prepare for a prompt, e.g. prefill the draft model. The timer is already running."""
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Propose a draft of at most `limit` levels. An empty draft makes a plain decoding step."""
+        """Propose a draft of at most `limit` levels. An empty draft leads to a plain decoding
+        step."""
         raise MethodFault(f"{type(self).__name__} defines neither `propose` nor `generate`")
 
     def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
-        """Propose a draft for each active sequence of a batch. Called on the first sequence's
-        method.
+        """Propose a draft for each sequence of a batch. By default, call `propose` for each.
 
-        The default calls `propose` for each sequence.
+        It is called on the method object of the first sequence.
 
         Args:
             members: A method object and a session for each sequence.
@@ -200,7 +200,7 @@ class Method(ABC):
         return [method.propose(session, session.max_draft_length()) for method, session in members]
 
     def max_sequences(self, size: int) -> int:
-        """Return the number of sequences that have states at the same time.
+        """Return the number of sequences of a batch that have states at the same time.
 
         Args:
             size: Maximum number of sequences in a step.
@@ -210,10 +210,11 @@ class Method(ABC):
     def schedule(
         self, members: Sequence[tuple[Self, Session]], size: int
     ) -> Sequence[tuple[Self, Session]]:
-        """Choose the sequences of the next step. Called on the first sequence's method.
+        """Choose the sequences of the next step. It is called on the first sequence's method
+        object.
 
         Args:
-            members: Sequences with states that have not ended, in the order in which they joined.
+            members: Unfinished sequences that have states, in the order in which they joined.
             size: Maximum number of sequences to choose.
 
         Returns:
@@ -222,18 +223,19 @@ class Method(ABC):
         return members[:size]
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float] | None:
-        """Update the method with the outcome of the last draft, and roll the draft's state back.
+        """Update the method after a step, e.g. roll back the state of its draft model.
 
         Returns:
-            Counts of the method's own, or None. Records store their sums (`Step.extra`).
+            The method's own counts, or None. Records store their sums (`Step.extra`).
         """
 
     def learn(self, session: Session) -> None:
-        """Learn from a request that has just ended. This delays the next request.
+        """Learn from a request that has just ended. The time counts as a delay of the next request.
 
-        Needs a `state_scope`. Weights may change only here: those of
-        `session.trainable(...).module`. Gradients are enabled, and are discarded afterwards. Clone
-        tensors that were created while decoding before you use them in a loss.
+        The method needs a `state_scope` other than "prompt". The weights of
+        `session.trainable(...).module` may change only here. Gradients are enabled, and are
+        discarded afterwards. Clone tensors that were created during decoding before you use them in
+        a loss.
         """
 
     def generate(self, session: Session) -> Iterator[Step]:
@@ -246,14 +248,14 @@ class Method(ABC):
         """Decode the requests of a batch together, with one copy of this method for each request.
 
         Raises:
-            MethodFault: the method has its own decoding loop, or learns between requests.
+            MethodFault: The method has its own decoding loop, or learns between requests.
         """
         from specbench_cli.engine.loop import draft_and_verify_batch
 
         if not self.batches:
             raise MethodFault(
-                f"{type(self).name} decodes one request at a time: it has a loop of its own, or"
-                " learns from one for the next"
+                f"{type(self).name} does not support batches: it has its own decoding loop, or"
+                " learns between requests"
             )
         return draft_and_verify_batch([type(self)(self.params) for _ in batch.sessions], batch)
 

@@ -1,4 +1,4 @@
-"""Parts of the target that serve as draft models."""
+"""Parts of the target that serve as draft models, for self-speculative methods."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from specbench_cli.former_names import renamed_members
 
 @renamed_members(attending="attention_layers", reread="rescore")
 class Partial(Metered):
-    """Part of the target as a draft model. Its last layer is treated as the target's last layer.
+    """A part of the target that drafts: the first layers, or all layers except skipped ones.
 
-    On the target's own state (`Session.state`) it drafts after the committed text and shares the
-    target's rows. The engine discards its own rows before the target scores. On a state of its own
-    it works like any draft model. A part that begins after the first layer reads `Hidden` rows.
+    Its last layer is followed by the target's final norm and output matrix. On the target's own
+    state (`Session.state`) it continues the committed text and attends to the target's rows. The
+    engine discards the rows that it writes there before the target scores. On a state of its own it
+    works like any draft model. A part that does not begin with layer 0 reads `Hidden` rows.
 
     Args:
-        scoring: Forwards of the target.
+        scoring: The target's forwards and state.
         layers: Half-open range of layers. None means all.
         skip: Layers and sublayers to skip; see `Decoder.forward`.
-        keep: True if the target continues from the rows of the scored tokens. The part must be a
-            range of first layers.
+        keep: True if the target runs only the other layers when it scores the draft. The part must
+            be a range of first layers.
 
     Attributes:
-        attention_layers: Layers whose attention runs. Only these write rows.
+        attention_layers: Layers whose attention runs. Only these write keys and values.
 
     Raises:
-        MethodFault: the target has no such layers.
-        ValueError: the target cannot skip single sublayers.
+        MethodFault: The target has no such layers.
+        ValueError: The target cannot skip single sublayers.
     """
 
     def __init__(
@@ -61,11 +62,11 @@ class Partial(Metered):
         for at, kind in sorted(over):
             if at not in span or kind not in SUBLAYERS:
                 raise MethodFault(
-                    f"{(at, kind)} is no sublayer of the layers {low} to {high - 1}",
-                    "pass over a layer by its number, a sublayer by (number, 'attention') or 'mlp'",
+                    f"{(at, kind)} is not a sublayer of the layers {low} to {high - 1}",
+                    "skip a layer by its number, a sublayer by (number, 'attention') or 'mlp'",
                 )
         if keep and (low or over):
-            raise MethodFault("the target goes on only from its first layers, none passed over")
+            raise MethodFault("`keep` needs a range of first layers, without skipped ones")
         self._scoring = scoring
         self._skip, self._exits_early = skip, high < decoder.n_layers
         self._layers = None if (low, high) == (0, decoder.n_layers) else (low, high)
@@ -76,15 +77,15 @@ class Partial(Metered):
     def execute(
         self, model_input: ModelInput, *, role: Role | None = None, early: bool = False
     ) -> ModelOutput:
-        """See `Metered.execute`. The layers and `early` are fixed.
+        """See `Metered.execute`. The layers are those of the part.
 
         Raises:
-            MethodFault: `layers`, `skip` or `early` is given.
+            MethodFault: The caller passed `layers`, `skip` or `early`.
         """
         if not model_input.runs_all_layers or early:
             raise MethodFault(
-                "a part of the target runs the layers that it was made of",
-                "leave out `layers`, `skip` and `early`, or make another `session.partial`",
+                "the layers of a part of the target are fixed",
+                "leave out `layers`, `skip` and `early`, or create another part: `session.partial`",
             )
         x, state, early = model_input.x, model_input.state, self._exits_early
         model_input = model_input._replace(layers=self._layers, skip=self._skip)
@@ -105,13 +106,14 @@ class Partial(Metered):
         return out
 
     def rescore(self, ids: Sequence[int], first: int) -> Tensor:
-        """Run committed tokens again, on the target's own rows of the text before them.
+        """Run this part over committed tokens again, to compare it with the target.
 
-        The new rows are discarded at once. The forward counts as auxiliary.
+        The tokens attend to the target's rows of the text before them. The new rows are discarded
+        at once. The forward counts as auxiliary.
 
         Args:
             ids: n tokens of the text.
-            first: Position of the first one.
+            first: Position of the first of them.
 
         Returns:
             Logits [n, V] after each token.
@@ -131,7 +133,7 @@ class Partial(Metered):
     def forward_batch(
         self, parts: Sequence[ModelInput], *, captured_layers: Sequence[int] = ()
     ) -> list[ModelOutput]:
-        """Raise MethodFault: a part of the target drafts for one sequence at a time."""
+        """Raise MethodFault: a part of the target does not support batches."""
         raise MethodFault(
             "a part of the target drafts for one sequence at a time: each has a state of its own",
             "call each session's own `partial`",

@@ -1,4 +1,4 @@
-"""Target forwards that pause after a layer, and continue or exit there."""
+"""Target forwards that pause after a layer, for early-exit and parallel methods."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ from specbench_cli.former_names import renamed_members
     leave="exit_early",
 )
 class PausedForward:
-    """One forward over one sequence that pauses after a layer, then continues or exits.
+    """A forward over one sequence that pauses after a layer, and then continues or exits early.
 
-    If all layers run, the numbers are exactly those of a whole forward. Rows that earlier forwards
-    skipped in a layer (`exit_early`) are not visible there.
+    If all layers run, the result is exactly that of a full forward. In a layer that earlier
+    forwards did not run because of `exit_early`, there are no rows of their tokens to attend to.
 
     Args:
-        state: State of the target. Only layers that have run hold the new rows.
+        state: State of the target. Only layers that have run contain the new rows.
         captured_layers: Layers whose output is captured.
-        over: Called at the end with the output of the whole forward, or None after an early exit.
+        on_end: Function that is called at the end, with the output of the full forward, or with
+            None after an early exit.
 
     Attributes:
         layer: Number of layers that have run.
 
     Raises:
-        MethodFault: the target has no such layer, or the layer has run already (`begin`, `run_to`),
-            or the forward has ended (`end`, `exit_early`).
+        MethodFault: The target has no such layer, the layer has run already, or the forward has
+            ended.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class PausedForward:
         """Run the first layers over new rows [1, n].
 
         Args:
-            early: True if this forward also computes early logits. It computes none if earlier rows
+            early: True to compute early logits too. They are not available if earlier forwards
                 skipped some of these layers.
             positions, mask: See `ModelInput`.
         """
@@ -82,7 +83,7 @@ class PausedForward:
             early and common_end == layer,
         )
         if common_end == self._last:
-            early = False  # the logits are those of the whole forward
+            early = False  # all layers run, so these are the normal logits
         else:
             first = first._replace(layers=(0, common_end), logits_at="all" if early else None)
         self._out = self._target.execute(first, early=early)
@@ -92,7 +93,7 @@ class PausedForward:
             self.run_to(layer)
 
     def run_to(self, layer: int) -> None:
-        """Run the layers up to number `layer`. Layers with equally many rows run together."""
+        """Run further layers, until `layer` layers have run."""
         self._check(layer)
         low, have = self.layer, self._state.length
         for _, same in groupby(range(low, layer), key=lambda at: have(0, at)):
@@ -114,7 +115,7 @@ class PausedForward:
         self.layer = layer
 
     def end(self) -> ModelOutput:
-        """Run the remaining layers. Return the output of the whole forward, with all logits."""
+        """Run the remaining layers. Return the output of the full forward, with all logits."""
         if self.layer < self._last:
             self.run_to(self._last)
         self._end(out := self._last_output)
@@ -123,34 +124,36 @@ class PausedForward:
     @property
     def early_logits(self) -> Tensor:
         """Early logits [n, V] after the first layers, if `begin` computed them."""
-        assert self._early_logits is not None, "ask for them in `begin`"
+        assert self._early_logits is not None, "`begin` did not compute early logits"
         return self._early_logits
 
     def early_logits_of(self, ids: Tensor) -> Tensor:
-        """Return the early logits [n, k] of the ids [k].
+        """Return the early logits [n, k] of only the ids [k].
 
-        Computes them for all ids if the target cannot compute them for some. This is then metered.
+        If the target can compute only the logits of all ids, this calls `exit_logits`.
         """
         rows = self._target.norm(self._last_output.hidden[0])
         some: Tensor | None = self._target.unembed_ids(rows, ids)
         return self.exit_logits()[:, ids] if some is None else some
 
     def exit_logits(self) -> Tensor:
-        """Return the logits [n, V] after the last layer that has run, treated as the last layer."""
+        """Return the logits [n, V] of an exit after the layers that have run so far."""
         rows, self._exit_forward = self._target.record_exits(self._last_output.hidden[0])
         return rows
 
     def exit_early(self, *, copy: bool) -> None:
-        """End the forward here, with the logits of `exit_logits`. The other layers do not run.
+        """End the forward without running the other layers. Call `exit_logits` before.
 
         Args:
-            copy: True to write keys and values of the rows to the other layers' caches, computed
-                from the current hidden states. False leaves these positions empty there.
+            copy: True to compute keys and values of the other layers from the current hidden
+                states, and to cache them. False leaves these positions out of their caches.
         """
         rows, above = self._last_output.hidden, range(self.layer, self._last)
         if self._exit_forward is None:
-            raise MethodFault("a forward was left that said nothing", "`look` at what it says")
-        # The output matrix counts as verification.
+            raise MethodFault(
+                "`exit_early` was called without logits", "call `exit_logits` before `exit_early`"
+            )
+        # Computing the exit's logits counts as verification.
         self._exit_forward.role, self._exit_forward.layers = "verify", (self._last, self._last)
         if copy and above:
             self._target.append_kv(rows, self._state, above, self._positions)
@@ -165,9 +168,7 @@ class PausedForward:
     @property
     def _last_output(self) -> ModelOutput:
         if self._out is None:
-            raise MethodFault(
-                f"a forward of {self._target.name} that has ended, or was left, does not go on"
-            )
+            raise MethodFault(f"this forward of {self._target.name} has already ended")
         return self._out
 
     @property
@@ -188,11 +189,11 @@ class PausedForward:
     def _check(self, layer: int) -> None:
         if not 1 <= layer <= self._last:
             raise MethodFault(
-                f"{self._target.name} has no exit behind layer {layer}: it has {self._last} layers",
-                f"choose one of 1 to {self._last}",
+                f"{self._target.name} cannot exit after {layer} layers: it has {self._last} layers",
+                f"choose a number from 1 to {self._last}",
             )
         if layer < self.layer:
             raise MethodFault(
-                f"a forward of {self._target.name} that has run {self.layer} layers does not go"
-                f" back to layer {layer}"
+                f"this forward of {self._target.name} has run {self.layer} layers already and"
+                f" cannot go back to layer {layer}"
             )

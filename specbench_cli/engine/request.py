@@ -1,4 +1,4 @@
-"""Request: one prompt to continue."""
+"""Request (one prompt to decode), and its slot in a batch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from specbench_cli.engine.types import ExtraInput
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to continue.
+    """One prompt to decode.
 
     Attributes:
-        ids: Tokens of the prompt with its template. For a target with an encoder, these are the
-            first tokens of the decoder (`Decoder.split_prompt`).
-        topic: The task's category, for methods that learn from ended requests.
+        ids: Tokens of the prompt, with the chat template. For a target with an encoder, these are
+            the first tokens of its decoder (`Decoder.split_prompt`).
+        source: Further input, such as encoder ids or images.
+        topic: Category of the task, for methods that learn.
     """
 
     prompt_id: str
@@ -38,7 +39,7 @@ class Request:
         stop: StopRule,
         topic: str = "",
     ) -> Request:
-        """Return the request for a prompt as the target reads it."""
+        """Create the request for a prompt, as the target reads it."""
         text, source = target.split_prompt(ids)
         return cls(prompt_id, turn, text, stop, source, topic)
 
@@ -52,7 +53,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class BatchSlot:
-    """The batch of a session: its trace, and the session's place in it."""
+    """A session's place in a batch, and the trace of the batch."""
 
     meter: Meter
     place: int

@@ -92,7 +92,9 @@ class MedianCosts:
         """Return nanoseconds."""
         took = forward.end - forward.start
         expected = self.medians.get(_kind(forward), took)
-        return expected if forward.used else min(took, expected)  # it may have stopped early
+        return (
+            expected if forward.used else min(took, expected)
+        )  # a cancelled forward may have stopped early
 
 
 def median_gaps(recordings: Iterable[RecordedForwards]) -> HostGaps:
@@ -109,7 +111,9 @@ def median_gaps(recordings: Iterable[RecordedForwards]) -> HostGaps:
                 gaps = message
             else:
                 gaps = None
-                if before is not None and before <= what.sent:  # it only waited
+                if (
+                    before is not None and before <= what.sent
+                ):  # the worker was waiting for this message
                     latencies.append(max(0, what.read - what.sent))
             if before is not None and gaps is not None:
                 gaps[worker].append(max(0, at - before))

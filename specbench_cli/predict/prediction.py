@@ -177,7 +177,7 @@ def predict_output(trace: Trace, steps: Steps, costs: Costs, method: str = "") -
     drafts = sum(trace.kinds[kind].role in ("draft", "aux") for kind in trace.kind)
     host_ns = costs.host_ns(drafts, sum(steps.nodes), steps=len(steps.committed), method=host)
     after_rows = (each for each in recording.decoding if each.rows[0].before)
-    prefills = (  # a draft model's prefill computes no logits, in the probe as well
+    prefills = (  # probes of a draft model's prefill do not include logits either
         each if each.model == "target" else replace(each, share=1.0) for each in recording.prefill
     )
     return PredictedTime(

@@ -76,11 +76,11 @@ def passes_tests(
     Raises:
         EnvironmentFault: namespaces are not available.
     """
-    begun = _find_last_function(_close_prompt(before))
+    function = _find_last_function(_close_prompt(before))
     solution = _find_bindings(_find_solution(before, reference))
     used = _find_read_names(after) - _find_bindings(after).keys() - vars(builtins).keys()
     used |= _find_wanted_builtins(before, after, solution)
-    for code in _find_programs(answer, {begun} if begun else used):
+    for code in _find_programs(answer, {function} if function else used):
         program = before + code
         if compiles(program) and compiles(program + after):
             held = _count_held_assertions(
@@ -279,40 +279,41 @@ def _make_job(
     """Return the job of the tests' process.
 
     - program: Program of the answer.
-    - own: Code that belongs to the tests: the code before the answer (HumanEval's helpers), and
-      imports from the standard library. `math.isclose` must not be the answer's.
-    - stars: Lines `from math import *` of the reference solution.
-    - starred: Names that the tests may read from these modules.
-    - asked: Names in the tests that refer to the answer's objects. Builtins and standard modules
-      are never among them, unless the task's function has such a name.
-    - given: Names that the tests' outermost lines bind and the answer may read (MBPP's set-up).
-    - tests: Test code, split into statements if there are `given` names.
+    - prelude: Code that runs before the tests: the code before the answer (HumanEval's helpers),
+      and imports from the standard library, so that the answer cannot replace `math.isclose`.
+    - star_imports: Lines `from math import *` of the reference solution.
+    - star_names: Names that the tests may read from these modules.
+    - answer_names: Names in the tests that refer to objects of the answer. Builtins and standard
+      modules are not among them, unless the task's function has such a name.
+    - shared_names: Names that the tests' outermost lines bind and that the answer may read, such as
+      set-up code of MBPP.
+    - tests: Test code, split into statements if there are `shared_names`.
     - seed: Random seed of the tests, the same for the reference and for every answer.
     """
-    own = _close_prompt(before)
-    said, kept = _find_bindings(program), _find_bindings(own)
+    prelude = _close_prompt(before)
+    in_program, in_prelude = _find_bindings(program), _find_bindings(prelude)
     solved = _find_solution(before, reference)
     solution = _find_bindings(solved)
     used = _find_read_names(after)
     imports = _standard_imports(after, solution)
-    imported = used if "*" in said else said.keys()  # as in `from math import *`
-    lines = [imports[name] for name in sorted(imports.keys() & imported - kept.keys())]
-    asked = _find_answer_names(before, after, solution)
-    last = _find_last_function(own)
-    if last in used & said.keys() and said[last] != kept[last]:
-        asked.add(last)
-    given = _find_bindings(after).keys() & _find_read_names(program)
+    imported = used if "*" in in_program else in_program.keys()  # as in `from math import *`
+    lines = [imports[name] for name in sorted(imports.keys() & imported - in_prelude.keys())]
+    answer_names = _find_answer_names(before, after, solution)
+    last = _find_last_function(prelude)
+    if last in used & in_program.keys() and in_program[last] != in_prelude[last]:
+        answer_names.add(last)
+    shared_names = _find_bindings(after).keys() & _find_read_names(program)
     if reference is not None and solved:
-        given &= _find_read_globals(solved)
+        shared_names &= _find_read_globals(solved)
     tests = _parse(after)
     return {
         "program": program,
-        "own": "\n".join([own, *lines]),
-        "stars": _star_imports(solved),
-        "starred": sorted(used & imported - solution.keys()),
-        "asked": sorted(asked),
-        "given": sorted(given),
-        "tests": [ast.unparse(line) for line in tests.body] if tests and given else [after],
+        "prelude": "\n".join([prelude, *lines]),
+        "star_imports": _star_imports(solved),
+        "star_names": sorted(used & imported - solution.keys()),
+        "answer_names": sorted(answer_names),
+        "shared_names": sorted(shared_names),
+        "tests": [ast.unparse(line) for line in tests.body] if tests and shared_names else [after],
         "seed": sha256(after.encode(errors="replace")).hexdigest(),
     }
 
@@ -511,34 +512,35 @@ def _count_held_assertions(
         EnvironmentFault: namespaces are not available.
     """
     job = _make_job(program, before, after, reference)
-    leash, ours = os.pipe()
+    parent_pipe, write_end = os.pipe()
     command = [sys.executable, "-I", "-S", sandbox.__file__]
     with (
         tempfile.TemporaryDirectory(prefix="answer-", ignore_cleanup_errors=True) as empty,
         subprocess.Popen(
-            [*command, "uncontained" if uncontained else "contained", str(leash)],
+            [*command, "uncontained" if uncontained else "contained", str(parent_pipe)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=empty,
             env={},
-            pass_fds=[leash],
+            pass_fds=[parent_pipe],
             start_new_session=True,
-        ) as keeper,
+        ) as supervisor,
     ):
-        os.close(leash)
-        counts = said = b""
+        os.close(parent_pipe)
+        counts = errors = b""
         try:
             with suppress(subprocess.TimeoutExpired):
-                counts, said = keeper.communicate(json.dumps(job).encode(), timeout=TIMEOUT_S)
+                counts, errors = supervisor.communicate(json.dumps(job).encode(), timeout=TIMEOUT_S)
         finally:
-            os.close(ours)  # this kills the processes that still run
-    if keeper.returncode in (sandbox.PASSED, sandbox.FAILED):
-        passed = keeper.returncode == sandbox.PASSED and counts
+            os.close(write_end)  # this kills the processes that still run
+    if supervisor.returncode in (sandbox.PASSED, sandbox.FAILED):
+        passed = supervisor.returncode == sandbox.PASSED and counts
         return list(json.loads(counts)) if passed else None
     raise EnvironmentFault(
-        f"an answer's code cannot be contained here: {said.decode(errors='replace').strip()}",
-        "let this user have namespaces (Linux 5.12 or later; in a container: --privileged; Ubuntu:"
-        " sysctl kernel.apparmor_restrict_unprivileged_userns=0), or, if the answers may do what"
-        " you may do: specbench run --run-code --uncontained",
+        "answers cannot be run in a sandbox on this machine:"
+        f" {errors.decode(errors='replace').strip()}",
+        "allow namespaces for this user (Linux 5.12 or later; in a container: --privileged; Ubuntu:"
+        " sysctl kernel.apparmor_restrict_unprivileged_userns=0), or run answers without a sandbox,"
+        " with all rights of this user: specbench run --run-code --uncontained",
     )

@@ -1,7 +1,7 @@
 """Sandbox that runs an answer and its tests in two processes, which exchange only JSON lines.
 
 `scoring.code` runs this module as a program with the standard library only (`python -I -S`). The
-program, the keeper, starts two sandboxed processes:
+program is called the supervisor. It starts two sandboxed processes:
 
 - The answer's process executes the answer, then serves commands over a pipe: look up a name, call,
   read or set an attribute. It replies in JSON. Objects that JSON cannot represent stay there, and
@@ -19,8 +19,8 @@ memory, CPU time, open files and file sizes apply to all of its work. A seccomp 
 of allowed system calls blocks what namespaces do not isolate (sockets of the hypervisor, io_uring,
 the kernel's log).
 
-The keeper reads nothing from either process. It kills both when the tests have ended, or when the
-leash, a pipe from its parent process, is closed.
+The supervisor reads nothing from either process. It kills both when the tests have ended, or when a
+pipe from its parent process is closed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from itertools import islice
 from typing import Any, NoReturn, TextIO
 
 PASSED, FAILED, NO_SANDBOX = 86, 87, 88
-"""Exit codes of the keeper. With `NO_SANDBOX`, its standard error names what is not available."""
+"""Exit codes of the supervisor. With `NO_SANDBOX`, its standard error names what is not
+available."""
 
 CPU_S = 10
 MEMORY_BYTES = 2 * 1024**3
@@ -354,13 +355,13 @@ def decode_value(encoded: Any, find: Callable[[int], Any]) -> Any:
 def _serve_answer(calls: int, replies: int) -> None:  # noqa: C901  no globals that an answer could set
     """Execute the program and serve the commands of the tests."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    kept: list[Any] = []
+    objects: list[Any] = []
     iterators: dict[int, _RemoteIterator] = {}
-    asked, replies_file = os.fdopen(calls), os.fdopen(replies, "w")
+    calls_file, replies_file = os.fdopen(calls), os.fdopen(replies, "w")
 
     def number(value: Any) -> int:
-        kept.append(value)
-        return len(kept) - 1
+        objects.append(value)
+        return len(objects) - 1
 
     def load(program: str) -> None:
         exec(compile(program, "answer", "exec"), names)  # noqa: S102 (in the sandbox)
@@ -388,7 +389,7 @@ def _serve_answer(calls: int, replies: int) -> None:  # noqa: C901  no globals t
 
     def find(number: int) -> Any:
         if number >= 0:
-            return kept[number]
+            return objects[number]
         return iterators.setdefault(number, _RemoteIterator(partial(draw, number)))
 
     def draw(number: int) -> Any:
@@ -401,7 +402,7 @@ def _serve_answer(calls: int, replies: int) -> None:  # noqa: C901  no globals t
 
     def serve() -> Any:
         """Serve commands until the reply to a `draw` arrives, and return it."""
-        for line in iter(asked.readline, ""):
+        for line in iter(calls_file.readline, ""):
             command, *inputs = json.loads(line)
             if command == _DRAWN:
                 return inputs[0]
@@ -608,29 +609,29 @@ def _run_tests(calls: int, replies: int, report: int) -> None:
     ask = _AnswerClient(os.fdopen(calls, "w"), os.fdopen(replies))
     ask("load", job["program"])
     stars: dict[str, Any] = {}
-    for line in job["stars"]:
+    for line in job["star_imports"]:
         exec(line, stars)  # noqa: S102 (the task's)
-    names = {name: stars[name] for name in job["starred"] if name in stars}
+    names = {name: stars[name] for name in job["star_names"] if name in stars}
     counts: list[int] = []
 
     def count(place: int) -> None:
         counts[place] += 1
 
     names.update({"__name__": "__main__", _HOLDS: count})
-    if any("random" in text for text in (job["own"], *job["tests"])):
+    if any("random" in text for text in (job["prelude"], *job["tests"])):
         import random  # only here: it takes as long to import as all other modules
 
         random.seed(job["seed"])
-    exec(compile(job["own"], "prompt", "exec"), names)  # noqa: S102 (the task's, not the answer's)
-    for name in job["asked"]:
+    exec(compile(job["prelude"], "prompt", "exec"), names)  # noqa: S102 (the task's, not the answer's)
+    for name in job["answer_names"]:
         with suppress(NameError):
             names[name] = ask("name", name)
-    given: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
     for piece in job["tests"]:
         exec(compile(_count_assertions(piece, counts), "tests", "exec"), names)  # noqa: S102 (the task's)
-        for name in job["given"]:
-            if name in names and names[name] is not given.get(name, given):
-                given[name] = names[name]
+        for name in job["shared_names"]:
+            if name in names and names[name] is not shared.get(name, shared):
+                shared[name] = names[name]
                 ask.bind(name, names[name])
     with os.fdopen(report, "w") as file:
         json.dump(counts, file)
@@ -648,16 +649,16 @@ def _start_process(
         isolated: whether it gets its own namespaces.
         work: function to run there. The exit code is `PASSED` if it returns.
         own: descriptors of pipes to keep open.
-        without_stdin: whether its standard input is empty, instead of the keeper's.
+        without_stdin: whether its standard input is empty, instead of the supervisor's.
 
     Raises:
         OSError: the process cannot be started or isolated.
     """
-    ready, said = os.pipe()
+    ready, error_pipe = os.pipe()
     process = _clone_into_namespaces() if isolated else os.fork()
     if process == 0:
-        _run_process(isolated, work, {*own, said}, said, without_stdin=without_stdin)
-    os.close(said)
+        _run_process(isolated, work, {*own, error_pipe}, error_pipe, without_stdin=without_stdin)
+    os.close(error_pipe)
     with os.fdopen(ready) as encoded:
         if fault := encoded.read():
             raise OSError(fault)
@@ -665,7 +666,7 @@ def _start_process(
 
 
 def _run_process(
-    isolated: bool, work: Callable[[], None], own: set[int], said: int, *, without_stdin: bool
+    isolated: bool, work: Callable[[], None], own: set[int], error_pipe: int, *, without_stdin: bool
 ) -> NoReturn:
     try:
         os.setsid()
@@ -682,9 +683,9 @@ def _run_process(
             limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.setrlimit(what, (limit, limit))
     except BaseException as fault:
-        os.write(said, str(fault).encode())
+        os.write(error_pipe, str(fault).encode())
         os._exit(FAILED)
-    os.close(said)
+    os.close(error_pipe)
     try:
         sys.set_int_max_str_digits(0)
         work()
@@ -723,7 +724,7 @@ def _clone_into_namespaces() -> int:
     if child == 0:
         os.close(tell)
         if not os.read(mapped, 1):
-            os._exit(FAILED)  # the keeper reports the reason
+            os._exit(FAILED)  # the supervisor reports the reason
         return 0
     os.close(mapped)
     try:
@@ -893,10 +894,14 @@ def _expose(path: str, inside: str) -> None:
         _call_system(_MOUNT_SETATTR, -100, inside.encode(), _AT_RECURSIVE, sealed, size)
 
 
-def main(isolated: bool, leash: int) -> int:
-    """Run both processes until the tests end or the leash is closed, and return the exit code."""
-    low = os.dup(leash)  # below `OPEN_FILES`, so that the processes close it
-    os.close(leash)
+def main(isolated: bool, parent_pipe: int) -> int:
+    """Run both processes until the tests end or the parent pipe is closed.
+
+    Returns:
+        The exit code.
+    """
+    low = os.dup(parent_pipe)  # below `OPEN_FILES`, so that the processes close it
+    os.close(parent_pipe)
     calls, replies, ended = os.pipe(), os.pipe(), os.pipe()
     report = os.dup(1)
     serving, testing = {calls[0], replies[1]}, {calls[1], replies[0], ended[1], report}

@@ -165,7 +165,7 @@ class _ReaderProcess:
     def __init__(
         self, reader: RecordReader, make: Callable[[Record], Any], spans: list[ByteRange]
     ) -> None:
-        # The parent process handles Ctrl-C and ends this one.
+        # The child ignores Ctrl-C. The parent process handles it and ends the child.
         command = python_command(f"{__name__}:child", ignores_interrupts=True)
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe)

@@ -25,7 +25,7 @@ def measure_acceptance(name: str) -> float:
     Raises:
         UsageError: there is no such run, or it has no such method.
     """
-    from specbench_cli.store.run_dir import RunDir, find_run  # `run` without a run needs none of it
+    from specbench_cli.store.run_dir import RunDir, find_run  # slow import, needed only here
 
     run = RunDir.open(find_run(name))
     drafting = {

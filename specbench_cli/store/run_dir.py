@@ -240,7 +240,9 @@ class RunDir:
     def remove_dead_lock(self) -> None:
         """Remove the lock of a process that was killed before it released the finished run."""
         if (self.path / LOCK).exists():
-            with contextlib.suppress(UsageError):  # it is alive, or the file is not ours
+            with contextlib.suppress(
+                UsageError
+            ):  # its process is alive, or specbench did not write the file
                 Lock(self.path).release()
 
     def share_parent_lock(self) -> None:
@@ -358,7 +360,7 @@ class RunDir:
         if self._answered is None:
             self._adopt_prompts()
             digests = self._digests[_RECORDS]
-            self._answered, self._digests[_RECORDS] = {}, {}  # without those of deleted lines
+            self._answered, self._digests[_RECORDS] = {}, {}  # forget the digests of deleted lines
             for number, key, line, ids in self._record_headers():
                 try:
                     check_line(key, line, digests, complete=self._is_complete)
@@ -369,13 +371,14 @@ class RunDir:
         return self._answered
 
     def reread_output_ids(self) -> Mapping[RecordKey, list[int] | None]:
-        """Read the records again and return `answered`, including records of other processes.
+        """Read the records again and return `read_output_ids`, including records of other
+        processes.
 
         Raises:
-            UsageError: as `answered`.
+            UsageError: as `read_output_ids`.
             ConcurrentWriteError: another program changed or added a record during the run.
         """
-        self._seals = self._seal()  # first: if a line changes later, readers notice it
+        self._seals = self._seal()  # seal first, so that readers notice a later change
         digests, foreign = self._digests[_RECORDS], list[tuple[int, ValueError]]()
         self._answered = {}
         for number, key, line, ids in self._record_headers():

@@ -278,9 +278,9 @@ def test_an_invalid_part_is_refused(tiny_checkpoint):
     for part, why in (
         ({"layers": (0, 3)}, "no layers 0 to 3: it has 2"),
         ({"layers": (1, 1)}, "no layers 1 to 1"),
-        ({"skip": [2]}, r"\(2, 'attention'\) is no sublayer of the layers 0 to 1"),
-        ({"skip": [(1, "norm")]}, "is no sublayer"),
-        ({"layers": (1, 2), "keep": True}, "only from its first layers"),
+        ({"skip": [2]}, r"\(2, 'attention'\) is not a sublayer of the layers 0 to 1"),
+        ({"skip": [(1, "norm")]}, "is not a sublayer"),
+        ({"layers": (1, 2), "keep": True}, "needs a range of first layers"),
     ):
         with pytest.raises(MethodFault, match=why):
             session.partial(**part)

@@ -284,7 +284,9 @@ def test_an_invalid_schedule_is_named(chosen):
                 return [members[0], members[0]]
             return [(self, stranger)] if chosen == "others" else members[chosen]
 
-    with pytest.raises(MethodFault, match=r"Chooses, `schedule`: \d sequences are chosen of 3"):
+    with pytest.raises(
+        MethodFault, match=r"Chooses, `schedule`: invalid choice of \d sequences out of 3"
+    ):
         list(Chooses().generate_batch(batch))
 
 
@@ -325,7 +327,7 @@ def test_a_method_with_its_own_loop_declares_that_it_decodes_one_request():
     models = create_tiny_models()
     request = Request("tiny/0", 0, models.prompts[0], StopRule(frozenset(), 4))
     batch = Batch(models.workspace, [request, request], Sampling())
-    with pytest.raises(MethodFault, match="pearl decodes one request at a time"):
+    with pytest.raises(MethodFault, match="pearl does not support batches"):
         list(registry.load("pearl")().generate_batch(batch))
 
 

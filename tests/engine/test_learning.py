@@ -280,7 +280,7 @@ def test_learning_while_decoding_is_a_fault_and_the_next_request_starts_afresh(w
     memory = Memory()
     session = opened(workspace, memory)
     decode(LearnsTooSoon(), session)
-    with pytest.raises(MethodFault, match="draft, its own copy, changed outside of `learn`"):
+    with pytest.raises(MethodFault, match="changed the weights of draft outside of `learn`"):
         learn(LearnsTooSoon(), session)
     assert memory.version == 1
     method, session = Learns(), opened(workspace, memory)
@@ -292,7 +292,7 @@ def test_a_method_without_state_cannot_learn(workspace):
     class Forgetful(Learns):
         state_scope = "prompt"
 
-    with pytest.raises(MethodFault, match="taught learns between prompts") as refused:
+    with pytest.raises(MethodFault, match="taught defines `learn`") as refused:
         learn(Forgetful(), opened(workspace))
     assert "state_scope" in refused.value.hint
 

@@ -1,4 +1,4 @@
-"""Weights that others made, all tiny: checkpoints, heads, GGUF files."""
+"""Fuzzing of model files: checkpoints, heads and GGUF files, all tiny."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SIZES: dict[str, Any] = {
 }
 FAMILIES = ("Llama", "Qwen2", "Qwen3", "Gemma2", "Mixtral", "GPT2")
 LENGTHS = (0, 1, 2**31, 2**62, 2**63, 2**64 - 1)
-"""What a header may say of itself."""
+"""Metadata keys of a safetensors header."""
 HEADS = {
     "embedded": (
         *("medusa", "hydra", "hydra++", "clover", "eagle", "eagle3", "p-eagle", "mtp", "dflash"),
@@ -50,12 +50,12 @@ HEADS = {
     ),
     "embedded-space": ("space",),
 }
-"""Methods with a trained module of their own, by the target that it is for."""
+"""Methods with a trained module of their own, by target."""
 ROWS = 5
 
 
 class Checkpoints(Subject):
-    """A model's folder: its config, its index, the header of its weights."""
+    """Fuzz target: a checkpoint folder with its config, index and weight header."""
 
     name = "checkpoints"
     inputs = 150
@@ -103,7 +103,7 @@ class Checkpoints(Subject):
 
 
 class Heads(Subject):
-    """The folder of a head, a predictor or a datastore, of an embedded target."""
+    """Fuzz target: the folder of a head, a predictor or a datastore of an embedded target."""
 
     name = "heads"
     inputs = 125
@@ -137,7 +137,7 @@ class Heads(Subject):
 
 
 class Ggufs(Subject):
-    """A GGUF file: bytes of its header, its counts, its metadata, its end."""
+    """Fuzz target: a GGUF file with changes in its header, counts, metadata or end."""
 
     name = "gguf"
     inputs = 300
@@ -182,7 +182,7 @@ class Ggufs(Subject):
 
 
 def changed_file(rng: Random, file: Path) -> None:
-    """A JSON file with values or bytes changed; a link becomes a file of its own."""
+    """Change values or bytes of a JSON file. A link becomes a separate file."""
     data = file.read_bytes()
     file.unlink()
     if rng.random() < 0.15:
@@ -192,7 +192,7 @@ def changed_file(rng: Random, file: Path) -> None:
 
 
 def changed_weights(rng: Random, file: Path) -> None:
-    """A safetensors file with its header, its length or its end changed."""
+    """Change the header, the length or the end of a safetensors file."""
     data = file.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header, rest = data[8 : 8 + length], data[8 + length :]
@@ -211,7 +211,7 @@ def changed_weights(rng: Random, file: Path) -> None:
 
 
 def _tiny_gguf(file: Path) -> None:
-    """Llama of one layer, with a tokenizer of 32 tokens."""
+    """Write a one-layer Llama with a tokenizer of 32 tokens."""
     writer, rng = gguf.GGUFWriter(file, "llama"), np.random.default_rng(0)
     own = {"context_length": 64, "embedding_length": 16, "block_count": 1}
     for key, value in {**own, "feed_forward_length": 24}.items():

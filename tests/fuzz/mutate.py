@@ -1,4 +1,4 @@
-"""Wrong inputs made of right ones: values, keys and bytes that no honest program writes."""
+"""Mutation of valid inputs into invalid ones: values, keys and bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 Path = tuple[int | str, ...]
-"""The keys and indices that lead to a value."""
+"""Keys and indices that lead to a value."""
 
 HOSTILE: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 7, 255, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**400),
@@ -19,11 +19,11 @@ HOSTILE: tuple[Any, ...] = (
     *("a" * 300, "é" * 5000, "%s{0}{x}", "\\", "$HOME", "|", "`id`", "N/A", "\uff11"),
     *([], {}, [None], [[]], [-1], [0, 0], {"": 0}, {"a": {"a": {"a": []}}}, [1, "2", None]),
 )
-"""What takes a value's place."""
+"""Values that replace another value."""
 
 
 def changed(rng: Random, data: Any, times: int) -> tuple[Any, list[Path]]:
-    """The data with some values, keys or entries changed in place, and where."""
+    """Return the data with some values, keys or entries changed in place, and the changed paths."""
     paths: list[Path] = []
     for _ in range(times):
         places = list(_places(data))
@@ -36,7 +36,7 @@ def changed(rng: Random, data: Any, times: int) -> tuple[Any, list[Path]]:
 
 
 def bytes_changed(rng: Random, data: bytes) -> bytes:
-    """A copy with some bytes flipped, cut out, doubled, put in or lost at its end."""
+    """Return a copy with some bytes flipped, removed, repeated or inserted, or the end cut off."""
     found = bytearray(data)
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(found) + 1)
@@ -57,12 +57,12 @@ def bytes_changed(rng: Random, data: bytes) -> bytes:
 
 
 def line(data: Any) -> str:
-    """JSON as a careless program writes it: with NaN, Infinity and lone surrogates."""
+    """Return JSON as a careless program writes it: with NaN, Infinity and lone surrogates."""
     return json.dumps(data)
 
 
 def _places(data: Any, path: Path = ()) -> Iterator[tuple[Any, Any, Path]]:
-    """Every value with its owner and the path to it; of long lists the ends, and one between."""
+    """Yield values with owner and path. Of a long list, yield its ends and one entry between."""
     if isinstance(data, dict):
         keys: Any = list(data)
     elif isinstance(data, list):

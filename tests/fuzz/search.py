@@ -36,13 +36,13 @@ SUBJECTS: dict[str, type[Subject]] = {
     )
 }
 LIMIT_S = 20.0
-"""Of processor time: nothing takes as long."""
+"""Limit of processor time in seconds. No input should take as long."""
 WAITING_S = 300.0
-"""Of the clock, for what waits; a busy machine takes its time."""
+"""Limit of wall-clock time in seconds, for inputs that wait."""
 
 
 class Hang(BaseException):
-    """No `except Exception` swallows it."""
+    """Timeout of an input. It is no `Exception`, so that no handler catches it."""
 
 
 def _alarm(number: int, frame: FrameType | None) -> None:
@@ -50,7 +50,7 @@ def _alarm(number: int, frame: FrameType | None) -> None:
 
 
 def trial(subject: Subject, number: int) -> tuple[bool, str | None]:
-    """Whether input `number` was accepted, and what is wrong with that; None where nothing is."""
+    """Return whether input `number` was accepted, and an error message or None."""
     rng = Random(f"{subject.name} {number}")
     signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
     signal.setitimer(signal.ITIMER_REAL, WAITING_S)
@@ -69,7 +69,7 @@ def trial(subject: Subject, number: int) -> tuple[bool, str | None]:
 
 
 def search(subject: Subject, first: int, inputs: int, seconds: float) -> Counter[str]:
-    """Try inputs, tell what is found, and count it; a finding's numbers aside."""
+    """Try inputs, print the findings, and count them by message without numbers."""
     found: Counter[str] = Counter()
     signal.signal(signal.SIGALRM, _alarm)
     signal.signal(signal.SIGPROF, _alarm)
@@ -92,24 +92,24 @@ def search(subject: Subject, first: int, inputs: int, seconds: float) -> Counter
 
 
 def main() -> None:
-    """Search the classes that were asked for."""
+    """Search the requested classes of inputs."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--of", default=",".join(SUBJECTS), help="classes, separated by commas")
     parser.add_argument("--inputs", type=int, help="of each class; without it as many as it says")
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="of all classes")
     parser.add_argument("--only", type=int, help="one input, and its traceback")
-    given = parser.parse_args()
-    names = given.of.split(",")
+    options = parser.parse_args()
+    names = options.of.split(",")
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         total = 0
         for name in names:
             subject = SUBJECTS[name](Path(folder) / name)
-            if given.only is not None:
-                print(subject.trial(Random(f"{name} {given.only}")))  # noqa: T201
+            if options.only is not None:
+                print(subject.trial(Random(f"{name} {options.only}")))  # noqa: T201
                 continue
-            each = given.seconds / len(names)
-            inputs = subject.inputs if given.inputs is None else given.inputs
-            total += search(subject, given.first, inputs, each).total()
+            each = options.seconds / len(names)
+            inputs = subject.inputs if options.inputs is None else options.inputs
+            total += search(subject, options.first, inputs, each).total()
     sys.exit(1 if total else 0)

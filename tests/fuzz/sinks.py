@@ -72,8 +72,8 @@ class Sinks(Subject):
 
     def tried(self, rng: Random) -> str | None:
         text = "".join(_piece(rng) for _ in range(rng.randint(1, 12)))
-        printed, told = _printed(text)
-        shown = {
+        printed, json_line = _printed(text)
+        rendered = {
             "a terminal": printed,
             "a Markdown cell": table([text], [[text]]),
             "a line of Markdown": inline(text),
@@ -84,10 +84,10 @@ class Sinks(Subject):
             "JUnit": junit._escape_illegal(text),
             "a CSV cell": str(output.escape_formula(text)),
         }
-        for where, said in shown.items():
-            if found := _hidden(said):
+        for where, rendering in rendered.items():
+            if found := _hidden(rendering):
                 return f"{where} holds {sorted(map(ascii, found))} of {_brief(text)}"
-        return _wrong(text, told) or _too_long(rng, text)
+        return _wrong(text, json_line) or _too_long(rng, text)
 
 
 def _piece(rng: Random) -> str:
@@ -108,10 +108,10 @@ def _printed(text: str) -> tuple[str, str]:
         output.facts({text: text})
         output.note(text)
         output.error(text, text)
-        said = out.getvalue() + talk.getvalue()
+        printed = out.getvalue() + talk.getvalue()
         output.json_line({"text": text})
     line = out.getvalue().splitlines()[-1]
-    return said + line, line
+    return printed + line, line
 
 
 def _brief(text: str) -> str:
@@ -138,19 +138,21 @@ def _visible_format(each: str) -> bool:
     return first in ("ARABIC", "SYRIAC", "KAITHI") and each != "\u061c"
 
 
-def _wrong(text: str, told: str) -> str | None:
+def _wrong(text: str, json_line: str) -> str | None:
     """Return the first error in the machine-readable forms, or None."""
-    if json.loads(told) != {"text": text}:
-        return f"JSON reads {_brief(told)} for {_brief(text)}"
+    if json.loads(json_line) != {"text": text}:
+        return f"JSON reads {_brief(json_line)} for {_brief(text)}"
     if output.escape_hidden(output.escape_hidden(text)) != output.escape_hidden(text):
         return f"cleaning twice is not cleaning once: {_brief(text)}"
-    cell = str(output.escape_formula(text))
+    escaped = str(output.escape_formula(text))
     written = io.StringIO(newline="")
-    csv.writer(written, lineterminator="\n").writerow([cell, "b"])
-    if next(csv.reader(io.StringIO(written.getvalue(), newline=""))) != [cell, "b"]:
+    csv.writer(written, lineterminator="\n").writerow([escaped, "b"])
+    if next(csv.reader(io.StringIO(written.getvalue(), newline=""))) != [escaped, "b"]:
         return f"a CSV cell is torn: {_brief(text)}"
-    inner = re.search(r"[;\t\n]\s*[=+\-@\uff1d\uff0b\uff0d\uff20]", cell.removeprefix("'").lstrip())
-    if inner or cell.lstrip()[:1] in tuple("=+-@\uff1d\uff0b\uff0d\uff20"):
+    inner = re.search(
+        r"[;\t\n]\s*[=+\-@\uff1d\uff0b\uff0d\uff20]", escaped.removeprefix("'").lstrip()
+    )
+    if inner or escaped.lstrip()[:1] in tuple("=+-@\uff1d\uff0b\uff0d\uff20"):
         return f"a CSV cell is a formula: {_brief(text)}"
     if len(table(["a", "b"], [[text, text]]).splitlines()) != 3:
         return f"a Markdown table is torn: {_brief(text)}"

@@ -1,4 +1,4 @@
-"""The classes of inputs: what each is made of, who reads it, and what may not be accepted."""
+"""Classes of inputs: how each is made, who reads it, and what must not be accepted."""
 
 from __future__ import annotations
 
@@ -26,33 +26,31 @@ ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "results/reference/default-2cores"
 PARALLEL = ROOT / "results/reference/parallel-2cores"
 RESAMPLES = 19
-"""Of a bootstrap whose figures nobody reads."""
+"""Resamples of a bootstrap whose result is ignored."""
 FEW = 12
-"""Records that are read where another file of the run is changed."""
+"""Number of records that are read where another file of the run is changed."""
 LABELS = ("vanilla", "sps", "pld", "hf:vanilla", "hf:assisted")
-"""Rows of the run whose lines are changed."""
+"""Methods of the run whose lines are changed."""
 REPORTED, WRITTEN = 0.3, 0.01
-"""Shares of the accepted inputs that are reported, and that every format of a report is written
-of."""
+"""Shares of the accepted inputs for which a report, or every report format, is written."""
 
 
 class Subject(ABC):
-    """A class of inputs.
+    """Class of inputs.
 
-    Args:
-        folder: to write into; it does not exist yet.
+    `folder` is the folder to write into, which does not exist yet.
     """
 
     name: str
     inputs: ClassVar[int] = 1200
-    """Tried where no other number is given: two to four seconds of them."""
+    """Default number of inputs, which take two to four seconds."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         self.folder = folder
 
     def trial(self, rng: Random) -> tuple[bool, str | None]:
-        """Whether an input is accepted, and what is wrong with that. Whatever it raises is a
+        """Return whether an input is accepted, and an error message or None. Any exception is a
         finding."""
         try:
             return True, self.tried(rng)
@@ -61,18 +59,18 @@ class Subject(ABC):
 
     @abstractmethod
     def tried(self, rng: Random) -> str | None:
-        """Make an input and have it read; what is wrong with one that was accepted."""
+        """Make an input, have it read, and return an error message if it is wrongly accepted."""
 
 
-def _told(data: bytes) -> dict[str, Any]:
-    """What a line says: a key that lacks reads as null."""
+def _parse_line(data: bytes) -> dict[str, Any]:
+    """Return a line's values. A missing key reads as null."""
     return {key: value for key, value in json.loads(data).items() if value is not None}
 
 
 class _Lines(Subject):
-    """Lines of a run's file, one of them changed.
+    """Lines of a file of a run, one of them changed.
 
-    `free`: patterns of the places where another value may well stand.
+    `free` has patterns of the places where any other value may be valid.
     """
 
     file: str
@@ -87,7 +85,7 @@ class _Lines(Subject):
         self.free_at = re.compile("|".join(f"(?:{each})" for each in self.free))
 
     def seeds(self) -> list[Any]:
-        """The run's lines, few enough to be read a hundred times a second."""
+        """Return the run's lines, few enough to be read a hundred times a second."""
         return [json.loads(each) for each in (self.run / self.file).read_text().splitlines()]
 
     def tried(self, rng: Random) -> str | None:
@@ -105,23 +103,22 @@ class _Lines(Subject):
         self.read(rng)
         if paths is not None and (wrong := self.beyond(new, paths)) is not None:
             return wrong
-        if paths is None or len(paths) != 1 or _told(data) == _told(self.seeds_[at]):
+        if paths is None or len(paths) != 1 or _parse_line(data) == _parse_line(self.seeds_[at]):
             return None
         place = ".".join(map(str, paths[0]))
         free = self.free_at.fullmatch(place)
         return None if free else f"accepted another {re.sub(r'[0-9]+', 'N', place)}: {place}"
 
     def beyond(self, data: Any, paths: Sequence[tuple[int | str, ...]]) -> str | None:
-        """What is wrong with accepted data, of which the values at some places were changed."""
+        """Return what is wrong with accepted data of which these places were changed."""
         return None
 
     @abstractmethod
     def read(self, rng: Random) -> None:
-        """Have everybody read the run who reads it."""
+        """Read the run in every way that specbench reads it."""
 
     def reported(self, rng: Random) -> None:
-        """Some of the time a report of it and a comparison with itself, and now and then every
-        format of the report."""
+        """Sometimes write a report and a comparison, and rarely every format of the report."""
         run = RunDir.open(self.run)
         list(run.prompts())
         list(run.records())
@@ -156,20 +153,20 @@ class Records(_Lines):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         run = RunDir.open(self.run)
-        beside = json.loads((PARALLEL / "manifest.json").read_text())["rows"]
-        more = [{"label": f"w {row['label']}", "method": row["method"]} for row in beside]
+        parallel = json.loads((PARALLEL / "manifest.json").read_text())["rows"]
+        more = [{"label": f"w {row['label']}", "method": row["method"]} for row in parallel]
         run.update(rows=[*run.manifest["rows"], *more])
         self.asked = {(prompt.prompt_id, prompt.turn) for prompt in run.prompts()}
 
     def seeds(self) -> list[Any]:
         lines = super().seeds()
-        beside = [json.loads(each) for each in (PARALLEL / self.file).read_text().splitlines()]
-        few = lines[:9] + [each | {"label": f"w {each['label']}"} for each in beside[1:3]]
+        parallel = [json.loads(each) for each in (PARALLEL / self.file).read_text().splitlines()]
+        few = lines[:9] + [each | {"label": f"w {each['label']}"} for each in parallel[1:3]]
         return [_shortened(each) for each in few]
 
     def beyond(self, data: Any, paths: Sequence[tuple[int | str, ...]]) -> str | None:
-        asked = (data["prompt_id"], data["turn"]) in self.asked
-        return None if asked else "accepted a turn that nobody asked"
+        known = (data["prompt_id"], data["turn"]) in self.asked
+        return None if known else "accepted a turn that nobody asked"
 
     def read(self, rng: Random) -> None:
         self.reported(rng)
@@ -195,7 +192,7 @@ class Prompts(_Lines):
         self.reported(rng)
 
 
-def _count(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
@@ -213,10 +210,12 @@ class Manifests(_Lines):
         r"(created|finished)_utc": lambda x: isinstance(x, str) and x[:4].isdigit(),
         r"(.*\.)?(sha256)": lambda x: isinstance(x, str) and not x.strip("0123456789abcdef"),
         r"models\.[^.]+\.(vocab_size|n_layers|hidden_size|max_positions)": lambda x: (
-            x is None or (_count(x) and x > 0)
+            x is None or (_is_count(x) and x > 0)
         ),
-        r"models\.[^.]+\.eos\.\d+": lambda x: _count(x) and x < 4096,
-        r".*\.(weight_bytes|state_bytes|parameters|n_questions)": lambda x: x is None or _count(x),
+        r"models\.[^.]+\.eos\.\d+": lambda x: _is_count(x) and x < 4096,
+        r".*\.(weight_bytes|state_bytes|parameters|n_questions)": lambda x: (
+            x is None or _is_count(x)
+        ),
         r"rows\.\d+\.label": lambda x: x in LABELS,
         r"(dropped|leaks|method_files|memory|heads|models|config|machine|tuning)": lambda x: (
             x is None or isinstance(x, dict)
@@ -226,15 +225,15 @@ class Manifests(_Lines):
         r"status": lambda x: x in ("running", "finished", "interrupted"),
         r"noisy": lambda x: isinstance(x, bool),
         r"aa_noise": lambda x: x is None or (isinstance(x, (int, float)) and x >= 0),
-        r"config\.effective\.(seed|top_k)": _count,
+        r"config\.effective\.(seed|top_k)": _is_count,
         r"config\.effective\.(limit|max_new_tokens|threads)": lambda x: (
-            x is None or (_count(x) and x > 0)
+            x is None or (_is_count(x) and x > 0)
         ),
-        r"config\.effective\.(batch|repeats)": lambda x: _count(x) and x > 0,
+        r"config\.effective\.(batch|repeats)": lambda x: _is_count(x) and x > 0,
         r"config\.effective\.temperature": lambda x: isinstance(x, (int, float)) and x >= 0,
         r"config\.effective\.top_p": lambda x: isinstance(x, (int, float)) and 0 < x <= 1,
     }
-    """What may stand where, by the place's pattern."""
+    """Allowed values by pattern of the place."""
 
     def beyond(self, data: Any, paths: Sequence[tuple[int | str, ...]]) -> str | None:
         for path in paths:
@@ -243,11 +242,11 @@ class Manifests(_Lines):
                 for key in path:
                     value = value[key]
             except (LookupError, TypeError):
-                continue  # deleted, or gone with another change
+                continue  # deleted, or removed by another change
             for pattern, right in self.KINDS.items():
                 if re.fullmatch(pattern, place) and not right(value):
                     return f"accepted {re.sub(r'[0-9]+', 'N', place)} {value!r:.60}: {place}"
-        tasks = data.get("tasks") or ()  # one more is a task that nothing was answered of
+        tasks = data.get("tasks") or ()  # an additional task without records is valid
         known = any(isinstance(task, dict) and task.get("name") == "mini" for task in tasks)
         return None if known or not tasks else "accepted tasks without that of the records"
 
@@ -263,7 +262,7 @@ class Manifests(_Lines):
 
 
 class Baselines(Subject):
-    """A baseline's file."""
+    """Fuzz target: a baseline file."""
 
     name = "baselines"
 
@@ -288,12 +287,12 @@ class Baselines(Subject):
 
 
 def _shorten(run: Path) -> None:
-    """Leave a run its first records."""
+    """Keep only the first records of a run."""
     records = run / "records.jsonl"
     few = records.read_text().splitlines()[:FEW]
     records.write_text("".join(f"{each}\n" for each in few))
 
 
 def _shortened(record: dict[str, Any]) -> dict[str, Any]:
-    """A record without the drafts, which are most of it."""
+    """Return a record without the drafts, which are most of it."""
     return record | {"drafts": None} if len(record["drafts"] or ()) > 30 else record

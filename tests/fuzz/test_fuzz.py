@@ -1,4 +1,4 @@
-"""A few inputs of each class; `.ci/run` tries more, `python tests/fuzz --inputs N` any number."""
+"""A few inputs of each class. `.ci/run` tries more, `python tests/fuzz --inputs N` any number."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_no_input_ends_in_a_traceback_a_hang_or_a_value_that_cannot_be(tmp_path, name):
+def test_no_input_ends_in_a_traceback_a_hang_or_an_invalid_value(tmp_path, name):
     subject = importlib.import_module("search").SUBJECTS[name](tmp_path / name)
     search = importlib.import_module("search").search
     assert not search(subject, first=0, inputs=INPUTS[name], seconds=60)
 
 
-def test_an_exception_that_is_no_error_of_ours_is_found(tmp_path, capsys):
+def test_an_exception_other_than_our_own_is_a_finding(tmp_path, capsys):
     subjects = importlib.import_module("subjects")
 
     class Fragile(subjects.Subject):

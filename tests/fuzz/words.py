@@ -1,4 +1,4 @@
-"""What people write: config files, task files, questions, costs, the command line."""
+"""Fuzzing of what users write: configs, task files, questions, costs and command lines."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from specbench_cli.tasks.load import load_task
 from specbench_cli.tasks.sample import sample_questions
 
 PLANNED = 0.05
-"""Share of the accepted configurations that are planned: their models and tasks are looked for."""
+"""Share of the accepted configs for which the run is planned, which looks for models and tasks."""
 
 
 class Configs(Subject):
-    """A config file, which may be a profile's."""
+    """Fuzz target: a config file, also as a profile."""
 
     name = "configs"
 
@@ -81,7 +81,7 @@ class Configs(Subject):
 
 
 class Tasks(Subject):
-    """A task's YAML file, and the questions that it finds."""
+    """Fuzz target: a task's YAML file and its questions."""
 
     name = "tasks"
 
@@ -105,7 +105,7 @@ class Tasks(Subject):
 
 
 class Questions(Subject):
-    """A task of one's own as JSON lines."""
+    """Fuzz target: a user's task as JSON lines."""
 
     name = "questions"
 
@@ -127,7 +127,7 @@ class Questions(Subject):
 
 
 class CostFiles(Subject):
-    """What forwards cost on a machine."""
+    """Fuzz target: a file of forward costs."""
 
     name = "costs"
 
@@ -171,7 +171,7 @@ class CostFiles(Subject):
 
 
 def _typed(word: str) -> bool:
-    """Whether a shell can hand a word over: bytes without a zero, as `sys.argv` shows them."""
+    """Return True if a shell can pass this word: it has no zero byte."""
     try:
         return b"\0" not in os.fsencode(word)
     except UnicodeEncodeError:
@@ -179,7 +179,7 @@ def _typed(word: str) -> bool:
 
 
 class Arguments(Subject):
-    """Words of a command line: of `run` with --dry-run, of what reads runs and writes of them."""
+    """Fuzz target: words of a command line, for `run --dry-run` and for commands that read runs."""
 
     name = "arguments"
     inputs = 60
@@ -264,18 +264,18 @@ class Arguments(Subject):
         else:
             within = [each for each in self.VALUES if each and each[0] not in "/~.$"]
             words = [*rng.choice(self.WRITERS), rng.choice(within)]
-        said = io.StringIO()
-        told = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)
-        with _inside(self.folder), told[0], told[1]:
+        printed = io.StringIO()
+        redirects = contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed)
+        with _inside(self.folder), redirects[0], redirects[1]:
             code = app._run(words)
-        if code == 4 or "Traceback" in said.getvalue():
-            return f"a bug is said: {said.getvalue()[-300:]!r} of {words}"
+        if code == 4 or "Traceback" in printed.getvalue():
+            return f"a bug is said: {printed.getvalue()[-300:]!r} of {words}"
         return None
 
 
 @contextlib.contextmanager
 def _inside(folder: Path) -> Iterator[None]:
-    """The working folder, which holds after it what it held before."""
+    """Work in the folder, and restore its content afterwards."""
     before, held = Path.cwd(), set(folder.rglob("*"))
     os.chdir(folder)
     try:
@@ -287,7 +287,7 @@ def _inside(folder: Path) -> Iterator[None]:
 
 
 def written(rng: Random, file: Path, seed: Any) -> None:
-    """A YAML file of a seed, with values or bytes of it changed."""
+    """Write a YAML file made from a seed, with changed values or bytes."""
     if rng.random() < 0.3:
         file.write_bytes(bytes_changed(rng, yaml.safe_dump(seed, sort_keys=False).encode()))
         return
@@ -300,7 +300,7 @@ def written(rng: Random, file: Path, seed: Any) -> None:
 
 
 def impossible(questions: list[Any], rng: Random) -> str | None:
-    """What is wrong with questions that were accepted: nothing may be that no run could keep."""
+    """Return what is wrong with accepted questions: a value that no run could store."""
     sample_questions(questions, rng.randint(1, 5), 0)
     for each in questions:
         if not each.turns or not all(turn.strip() for turn in each.turns):

@@ -1,4 +1,4 @@
-"""Tiny random Llama models for the methods' tests, and transformers' own module as their oracle."""
+"""Tiny random Llama models for the methods' tests, and transformers' modules as the reference."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VOCAB = 96
 LONGEST = 40
 CAPACITY = 96
 CLEAR = 1e-3
-"""A choice whose margin is above this is the same in every order of summation."""
+"""A choice with a larger margin does not depend on the order of summation."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Family:
 
 
 class Plain(NamedTuple):
-    """What plain decoding gives: ids, and the least margin of their choices over the runners-up."""
+    """Output of plain decoding: the ids, and the smallest margin of a choice over the runner-up."""
 
     ids: list[int]
     margin: float
@@ -88,7 +88,7 @@ def random_llama(seed: int, hidden: int, layers: int) -> LlamaForCausalLM:
 
 
 def with_noise(module: LlamaForCausalLM, seed: int, share: float) -> LlamaForCausalLM:
-    """A copy with noise on each matrix, as a share of its own spread."""
+    """Return a copy with noise on each matrix, as a share of the matrix's standard deviation."""
     copy = LlamaForCausalLM(module.config).eval().requires_grad_(False)
     copy.load_state_dict(module.state_dict())
     generator = torch.Generator().manual_seed(seed)
@@ -171,7 +171,7 @@ def plain(family: Family) -> Callable[[int, Sampling], Plain]:
 
 
 def warpers(sampling: Sampling) -> Iterator[LogitsProcessor]:
-    """transformers' own, in its order."""
+    """Yield transformers' warpers, in its order."""
     yield TemperatureLogitsWarper(sampling.temperature)
     if sampling.top_k:
         yield TopKLogitsWarper(sampling.top_k)
@@ -183,7 +183,8 @@ def warpers(sampling: Sampling) -> Iterator[LogitsProcessor]:
 def clear_prompts(
     family: Family, plain: Callable[[int, Sampling], Plain]
 ) -> Callable[[Sampling, int], list[int]]:
-    """The first n prompts whose plain output has no near-tie, so that rounding cannot change it."""
+    """Return the first n prompts whose plain output has no near-tie, so that rounding cannot change
+    it."""
 
     def choose(sampling: Sampling, n: int) -> list[int]:
         clear = (i for i in range(len(family.prompts)) if plain(i, sampling).margin > CLEAR)
@@ -194,8 +195,8 @@ def clear_prompts(
     return choose
 
 
-class Watched(Session):
-    """A session that remembers every state it handed out, with the model it is a state of."""
+class RecordingSession(Session):
+    """Session that records each state it makes, with its model."""
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
         state = super().new_state(decoder, slack)
@@ -204,7 +205,7 @@ class Watched(Session):
 
 
 @pytest.fixture(scope="session")
-def open_session(family: Family) -> Callable[..., Watched]:
+def open_session(family: Family) -> Callable[..., RecordingSession]:
     """A session on prompt i; `draft` names a model of the family, or is one; `alone`: the role of
     the model that decodes by itself.
 
@@ -221,7 +222,7 @@ def open_session(family: Family) -> Callable[..., Watched]:
         eos: Sequence[int] = (),
         alone: str = "target",
         **rest: object,
-    ) -> Watched:
+    ) -> RecordingSession:
         if draft not in workspaces:
             model = family.decoders[draft] if isinstance(draft, str) else draft
             decoders = {"target": family.decoders["target"], "draft": model}
@@ -234,14 +235,14 @@ def open_session(family: Family) -> Callable[..., Watched]:
         ids = family.prompts[prompt] if isinstance(prompt, int) else prompt
         request = Request(f"tiny/{prompt}", 0, ids, StopRule(frozenset(eos), budget))
         workspace = replace(workspaces[draft].decode_alone(alone))
-        return Watched(workspace, request, sampling or Sampling(), **rest)
+        return RecordingSession(workspace, request, sampling or Sampling(), **rest)
 
     return make
 
 
 @pytest.fixture
 def drafting(family: Family) -> Callable[..., Session]:
-    """A method with a head, on a session on prompt i, before its first `propose`."""
+    """Start a method with a head on prompt i, and return its session before the first `propose`."""
 
     def make(method: Method, head: object, prompt: int = 0) -> Session:
         space = Workspace(

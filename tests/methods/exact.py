@@ -1,4 +1,4 @@
-"""The exact distribution of what a method emits on tables of logits, by walking all its draws."""
+"""Exact distribution of a method's output on table models, by enumerating all its draws."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A server that answers by the protocols of real ones, in a thread of this process, with whatever
-tokens it is told to; and that can be told to do everything wrong."""
+"""Test server with the protocols of real inference servers, which can also misbehave in every
+way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 OWNERS = {"openai": "somebody", "vllm": "vllm", "llama.cpp": "llamacpp", "sglang": "sglang"}
 STEP, DRAFTED = 3, 4
-"""Tokens that a step commits, all but one of them drafted, and tokens that it drafts."""
+"""Tokens committed per step, of which all but one were drafted, and tokens drafted per step."""
 
 
 class Double:
@@ -80,18 +80,20 @@ class Double:
         return None
 
     def events(self, body: dict[str, Any]) -> Iterator[Any]:
-        """What it streams in reply."""
+        """Yield the streamed events of a reply."""
         prompt = body["input_ids"] if self.kind == "sglang" else body["prompt"]
-        asked = body.get("sampling_params", body)
-        budget = asked.get("max_tokens") or asked.get("n_predict") or asked.get("max_new_tokens")
+        options = body.get("sampling_params", body)
+        budget = (
+            options.get("max_tokens") or options.get("n_predict") or options.get("max_new_tokens")
+        )
         ids = self.answer(prompt, budget)
         ended = ids[-1] == self.eos
-        told = ids[:-1] if ended and self.kind in ("openai", "llama.cpp") else ids
+        sent = ids[:-1] if ended and self.kind in ("openai", "llama.cpp") else ids
         step = STEP if self.speculates else 1
-        pieces = [told[:1], *(told[at : at + step] for at in range(1, len(told), step))]
+        pieces = [sent[:1], *(sent[at : at + step] for at in range(1, len(sent), step))]
         steps = len(pieces) - 1
         drafted = DRAFTED * steps if self.speculates else 0
-        accepted = len(told) - 1 - steps if self.speculates else 0
+        accepted = len(sent) - 1 - steps if self.speculates else 0
         self.read_totals = [self.read_totals[0] + drafted, self.read_totals[1] + accepted]
         if self.kind == "llama.cpp":
             yield from ({"content": self.decode(p), "tokens": p, "stop": False} for p in pieces)
@@ -117,13 +119,13 @@ class Double:
             return
         for place, piece in enumerate(pieces):
             text = self.decode(piece) if self.kind == "vllm" or not place else ""
-            if self.kind == "openai":  # with the blank that belongs to it
-                text = self.decode(told[: sum(map(len, pieces[: place + 1]))]).removeprefix(
-                    self.decode(told[: sum(map(len, pieces[:place]))])
+            if self.kind == "openai":  # with the space that belongs to it
+                text = self.decode(sent[: sum(map(len, pieces[: place + 1]))]).removeprefix(
+                    self.decode(sent[: sum(map(len, pieces[:place]))])
                 )
             choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
-            ids_told = {"token_ids": piece} if body.get("return_token_ids") else {}
-            yield {"object": "text_completion", "choices": [{**choice, **ids_told}]}
+            id_fields = {"token_ids": piece} if body.get("return_token_ids") else {}
+            yield {"object": "text_completion", "choices": [{**choice, **id_fields}]}
         reason = "stop" if ended else "length"
         yield {"choices": [{"index": 0, "text": "", "finish_reason": reason}]}
         n = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
@@ -132,7 +134,7 @@ class Double:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request; the connection ends with it, so that one thread serves all."""
+    """Handler of one request. The connection ends with it, so one thread serves all."""
 
     protocol_version = "HTTP/1.1"
 
@@ -141,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*args)
 
     def log_message(self, *_: object) -> None:
-        """Nothing is printed."""
+        """Print nothing."""
 
     def do_GET(self) -> None:
         self.double.headers = dict(self.headers)
@@ -160,12 +162,12 @@ class _Handler(BaseHTTPRequestHandler):
         for event in double.streams(double.events(body)):
             if double.closing.is_set():
                 return
-            said = event if isinstance(event, str) else json.dumps(event)
-            self.chunk(f"data: {said}\n\n")
+            text = event if isinstance(event, str) else json.dumps(event)
+            self.chunk(f"data: {text}\n\n")
         self.chunk("")
 
     def begin(self, kind: str = "text/event-stream") -> None:
-        """The head of what is streamed."""
+        """Send the head of a streamed reply."""
         self.send_response(200)
         for name, value in {"Content-Type": kind, "Transfer-Encoding": "chunked"}.items():
             self.send_header(name, value)
@@ -173,13 +175,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def chunk(self, text: str) -> None:
-        """A piece of it; "" ends it."""
+        """Send a chunk. An empty one ends the reply."""
         data = text.encode()
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         self.wfile.flush()
 
     def reply(self, status: int, text: str, **headers: str) -> None:
-        """All at once."""
+        """Send a complete reply."""
         data = text.encode()
         self.send_response(status)
         for name, value in {"Content-Length": str(len(data)), **headers}.items():

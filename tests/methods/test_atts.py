@@ -1,4 +1,4 @@
-"""ATTS: the p-value, both ends of alpha, and texts that no order of work can change."""
+"""ATTS: the p-value, alpha of 0 and 1, and outputs that do not depend on the order of work."""
 
 import random
 from collections import Counter
@@ -29,7 +29,7 @@ BUDGET = 9
 
 @pytest.fixture(scope="module")
 def requests(family):
-    """48 of them."""
+    """Function that makes up to 48 requests."""
 
     def make(number):
         ids = (*family.prompts[number % 40][number // 40 :], number)
@@ -55,7 +55,7 @@ def decode(session, **params):
     return list(Atts(AttsParams(**params)).generate(session))
 
 
-def test_the_p_value_counts_ties_as_bad_as_the_score_itself():
+def test_the_p_value_counts_ties_as_worse_scores():
     assert p_value(0.5, []) == 1
     assert p_value(2.0, [1.0, 2.0, 2.0, 3.0]) == (1 + 3) / 5
     assert p_value(9.0, [1.0, 2.0]) == 1 / 3
@@ -64,7 +64,7 @@ def test_the_p_value_counts_ties_as_bad_as_the_score_itself():
 
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 0.6])
 def test_of_exchangeable_scores_a_share_alpha_is_rejected(alpha):
-    """Of 40 known ones floor(41 alpha) / 41, over draws of both."""
+    """Of 40 calibration scores, floor(41 alpha) / 41 is rejected, over draws of both."""
     chance, rule, rejected, n = random.Random(1), ConformalRule(alpha=alpha), 0, 3000
     for _ in range(n):
         scores = sorted(chance.random() for _ in range(40))
@@ -75,14 +75,14 @@ def test_of_exchangeable_scores_a_share_alpha_is_rejected(alpha):
 
 
 @given(st.lists(st.floats(-5, 5)), st.lists(st.floats(-5, 5)), st.floats(0, 1), st.floats(0, 1))
-def test_a_larger_alpha_lets_no_logged_chunk_stand_that_fell(scores, calibrated, one, other):
+def test_a_larger_alpha_accepts_no_chunk_that_a_smaller_one_rejects(scores, calibrated, one, other):
     lax, strict = sorted((one, other))
     for score in scores:
         p = p_value(score, sorted(calibrated))
         assert ConformalRule(alpha=strict).accepts(p) <= ConformalRule(alpha=lax).accepts(p)
 
 
-def test_p_values_that_were_logged_replay_to_the_same_decisions_and_stricter_ones_to_fewer(
+def test_logged_p_values_replay_to_the_same_decisions_and_larger_alphas_accept_fewer(
     space, requests
 ):
     logged = []
@@ -91,10 +91,12 @@ def test_p_values_that_were_logged_replay_to_the_same_decisions_and_stricter_one
         logged += [
             (step.extra["grade"], step.extra["stood"]) for step in steps if step.extra.get("spans")
         ]
-    assert all((p > 0.5) == stood for p, stood in logged)
-    stands = [sum(ConformalRule(alpha=at / 10).accepts(p) for p, _ in logged) for at in range(11)]
-    assert stands == sorted(stands, reverse=True) and stands[10] == 0
-    assert 0 < stands[5] < stands[0] == len(logged)
+    assert all((p > 0.5) == accepted for p, accepted in logged)
+    num_accepted = [
+        sum(ConformalRule(alpha=at / 10).accepts(p) for p, _ in logged) for at in range(11)
+    ]
+    assert num_accepted == sorted(num_accepted, reverse=True) and num_accepted[10] == 0
+    assert 0 < num_accepted[5] < num_accepted[0] == len(logged)
 
 
 @pytest.mark.smoke
@@ -108,7 +110,7 @@ def test_at_alpha_1_48_outputs_are_vanillas(space, requests, sampling):
         assert session.output() == due
 
 
-def test_at_alpha_0_every_chunk_stands(space, requests):
+def test_at_alpha_0_every_chunk_is_accepted(space, requests):
     for request in requests[:4]:
         session = Session(space, request, GREEDY, memory=known(9))
         steps = decode(session, alpha=0, cap=5)
@@ -117,15 +119,17 @@ def test_at_alpha_0_every_chunk_stands(space, requests):
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5, 1.0])
-def test_with_a_coin_so_many_chunks_stand_and_nothing_is_learnt_of_them(space, requests, rate):
-    judged = stood = 0
+def test_with_random_decisions_the_rate_of_chunks_is_accepted_and_nothing_is_learned(
+    space, requests, rate
+):
+    judged = accepted = 0
     for request in requests[:24]:
         session = Session(space, request, GREEDY)
         for step in decode(session, rate=rate, cap=3):
             judged += step.extra.get("spans", 0)
-            stood += step.extra.get("stood", 0)
+            accepted += step.extra.get("stood", 0)
         assert not session.memory.get("scores")
-    assert abs(stood / judged - rate) <= (0.2 if 0 < rate < 1 else 0)
+    assert abs(accepted / judged - rate) <= (0.2 if 0 < rate < 1 else 0)
     assert Atts(AttsParams(rate=rate)).guarantee("greedy") == (
         "quality_only" if rate else "exact_tokens"
     )
@@ -133,7 +137,7 @@ def test_with_a_coin_so_many_chunks_stand_and_nothing_is_learnt_of_them(space, r
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, REJECTION], ids=lambda s: s.rule)
-def test_texts_are_the_same_alone_together_and_behind_a_barrier(space, requests, sampling):
+def test_texts_are_the_same_alone_in_a_batch_and_with_a_barrier(space, requests, sampling):
     alone, forwards = [], {}
     requests = [replace(each, stop=StopRule(frozenset(), 24)) for each in requests[10:16]]
     for request in requests:
@@ -161,7 +165,7 @@ def test_a_run_calibrates_on_the_first_chunks_of_its_first_prompts(space, reques
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, REJECTION], ids=lambda s: s.rule)
-def test_the_ledger_balances(space, requests, sampling):
+def test_the_token_accounting_balances(space, requests, sampling):
     for request in requests[:4]:
         counts = Counter()
         session = Session(space, request, sampling, memory=known(40))

@@ -1,4 +1,4 @@
-"""Trees whose size is chosen by what forwards cost."""
+"""Tree sizes chosen by the measured cost of forwards."""
 
 import pytest
 
@@ -19,7 +19,7 @@ METHODS = pytest.mark.parametrize("make", AUTO.values(), ids=AUTO.keys())
 
 
 def decode(method, session, slope):
-    """Nodes of each step, if a target forward takes `slope` more for each further row."""
+    """Return the nodes of each step, if each further row adds `slope` to a target forward."""
     session._workspace.costs = lambda model, rows: (
         1 + slope * (rows - 1) if model == "target" else 0.1
     )
@@ -28,7 +28,7 @@ def decode(method, session, slope):
 
 @METHODS
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=lambda s: s.rule)
-def test_output_is_that_of_plain_decoding_and_trees_are_small_where_rows_cost_much(
+def test_output_is_that_of_plain_decoding_and_trees_are_small_if_rows_are_expensive(
     open_session, clear_prompts, plain, make, sampling
 ):
     for prompt in clear_prompts(sampling, 2):
@@ -44,13 +44,13 @@ def test_output_is_that_of_plain_decoding_and_trees_are_small_where_rows_cost_mu
 
 
 @METHODS
-def test_run_without_costs_says_what_the_method_must_say(open_session, make):
+def test_a_run_without_costs_is_refused_with_the_reason(open_session, make):
     session = open_session(0)
     session._workspace.costs = None
     with pytest.raises(MethodFault, match="has not measured the costs") as caught:
         list(make().generate(session))
     assert "uses_costs" in caught.value.hint
-    assert open_session(0)._workspace.costs is not None  # of that session alone
+    assert open_session(0)._workspace.costs is not None  # of this session only
 
 
 @METHODS
@@ -62,6 +62,6 @@ def test_only_sizes_that_are_chosen_by_time_depend_on_it(make):
 
 
 @pytest.mark.parametrize("nodes", [0, -1, 1.5, "some", True])
-def test_sizes_are_whole_numbers_or_auto(nodes):
+def test_a_size_is_an_integer_or_auto(nodes):
     with pytest.raises(ValueError, match="must be a whole number from 1, or auto"):
         Eagle2.Params(nodes=nodes)

@@ -1,4 +1,4 @@
-"""The suffix automaton against a naive search."""
+"""The suffix automaton, compared with a naive search."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def holds(text, string):
 
 
 def longest(text, read):
-    """The longest suffix of what was read that occurs in a text."""
+    """Return the longest suffix of the read tokens that occurs in a text."""
     return next(n for n in range(len(read), -1, -1) if holds(text, read[len(read) - n :]))
 
 
@@ -35,7 +35,7 @@ def grown(text):
 
 
 @pytest.mark.smoke
-def test_what_follows_a_match_is_behind_its_first_occurrence():
+def test_the_continuation_of_a_match_is_that_of_its_first_occurrence():
     automaton = grown([1, 2, 3, 1, 2, 4])
     match = automaton.follow(automaton.follow(START, 1), 2)
     assert match[1] == 2 and automaton.get_continuation(match, 2) == [3, 1]
@@ -60,7 +60,7 @@ def test_a_match_is_the_longest_suffix_that_occurs(text, read):
 
 @given(texts)
 @settings(max_examples=200, deadline=None)
-def test_a_token_that_is_looked_up_before_it_is_put_in_does_not_find_itself(text):
+def test_a_token_looked_up_before_its_insertion_does_not_find_itself(text):
     automaton, match = SuffixAutomaton(), START
     for end, token in enumerate(text):
         match = automaton.follow(match, token)
@@ -75,7 +75,7 @@ def test_a_token_that_is_looked_up_before_it_is_put_in_does_not_find_itself(text
 
 @given(st.lists(st.tuples(texts, texts), max_size=4))
 @settings(max_examples=200, deadline=None)
-def test_a_match_stays_a_match_while_other_texts_come_and_divide_states(turns):
+def test_a_match_stays_valid_while_other_texts_split_states(turns):
     automaton, match, several, read = SuffixAutomaton(), START, [], []
     for text, more in turns:
         automaton.add(text)
@@ -97,7 +97,7 @@ def test_a_match_stays_a_match_while_other_texts_come_and_divide_states(turns):
 
 @given(texts, st.integers(1, 6))
 @settings(max_examples=200, deadline=None)
-def test_shorter_suffixes_are_taken_while_too_little_comes_behind(text, least):
+def test_shorter_suffixes_are_used_if_the_continuation_is_too_short(text, least):
     automaton, match = SuffixAutomaton(), START
     for token in text:
         match = automaton.follow(match, token)
@@ -112,7 +112,7 @@ def test_shorter_suffixes_are_taken_while_too_little_comes_behind(text, least):
 
 @given(st.lists(texts, max_size=3), texts)
 @settings(max_examples=100, deadline=None)
-def test_no_string_goes_on_from_one_text_into_the_next(several, read):
+def test_no_match_crosses_from_one_text_into_the_next(several, read):
     automaton, match = SuffixAutomaton(), START
     for text in several:
         automaton.add(text)
@@ -128,7 +128,7 @@ def test_no_string_goes_on_from_one_text_into_the_next(several, read):
 
 @given(texts, texts)
 @settings(max_examples=50, deadline=None)
-def test_a_copy_goes_on_by_itself(first, second):
+def test_a_copy_is_independent(first, second):
     automaton = grown(first)
     twin = copy.deepcopy(automaton)
     for token in second:

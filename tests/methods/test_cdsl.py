@@ -1,4 +1,4 @@
-"""CDSL: whose token it takes where a draft fails, what its reward is, and its baseline."""
+"""CDSL: the token it takes after a failed draft, its reward, and its baseline."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ WORDS = Vocabulary([b'"' if token == QUOTE else b"<%d>" % token for token in ran
 
 @pytest.fixture(scope="module")
 def opened(family):
-    """A session of the tiny pair, whose tokens are words: token 7 is `<7>`."""
+    """Function that opens a session of the tiny pair, whose tokens are words: token 7 is `<7>`."""
 
     def make(prompt, sampling=SAMPLINGS[0], *, draft="far", budget=24, eos=()):
         decoders = {"target": family.decoders["target"], "draft": family.decoders[draft]}
@@ -43,7 +43,7 @@ def names(*ids):
 
 @pytest.fixture(scope="module")
 def lacking(opened):
-    """Of a prompt, tokens that its lossless output lacks and that are likely somewhere in it."""
+    """Return tokens that a prompt's lossless output lacks and that are likely somewhere in it."""
 
     def find(prompt, n=3):
         session, likely = opened(prompt), []
@@ -54,12 +54,13 @@ def lacking(opened):
     return find
 
 
-# ---- where it is lossless -----------------------------------------------------------------------
+# ---- lossless cases
+# -------------------------------------------------------------------------------
 
 
 @EACH
 @MODES
-def test_off_it_makes_the_tokens_of_sps_on_48_prompts(opened, family, sampling, mode):
+def test_switched_off_it_emits_the_tokens_of_sps_on_48_prompts(opened, family, sampling, mode):
     off = CdslParams(length=4, words=names(1, 2), mode=mode, **Cdsl.exact_params)
     assert Cdsl(off).guarantee(sampling.rule) in LOSSLESS and Cdsl.lossless_counterpart == Sps.name
     for at in range(48):
@@ -75,8 +76,8 @@ def test_off_it_makes_the_tokens_of_sps_on_48_prompts(opened, family, sampling, 
 
 @EACH
 @pytest.mark.parametrize("words", [(), ("",)], ids=["none", "any"])
-def test_without_words_that_lack_it_is_sps(opened, sampling, words):
-    """No word is quoted in the prompt; the empty one is in every text."""
+def test_without_missing_words_it_is_sps(opened, sampling, words):
+    """The prompt quotes no word. The empty word is in every text."""
     plain = opened(3, sampling)
     list(Sps(SpsParams(length=5)).generate(plain))
     steps, output = decode(opened(3, sampling), words=words)
@@ -84,12 +85,13 @@ def test_without_words_that_lack_it_is_sps(opened, sampling, words):
     assert Cdsl().guarantee(sampling.rule) == "quality_only"
 
 
-# ---- where it is not ----------------------------------------------------------------------------
+# ---- lossy cases
+# ----------------------------------------------------------------------------------
 
 
 @EACH
 @MODES
-def test_more_of_the_words_are_held_than_without_looking_ahead(opened, lacking, sampling, mode):
+def test_more_of_the_words_appear_than_without_looking_ahead(opened, lacking, sampling, mode):
     held = [0, 0]
     for prompt in (3, 8, 14, 21):
         wanted = lacking(prompt)
@@ -101,7 +103,7 @@ def test_more_of_the_words_are_held_than_without_looking_ahead(opened, lacking, 
     assert held[1] > held[0]
 
 
-def test_what_the_prompt_quotes_is_wanted(opened, lacking, family):
+def test_words_quoted_in_the_prompt_are_wanted(opened, lacking, family):
     wanted = lacking(8, 1)
     prompt = (QUOTE, *wanted, QUOTE, *family.prompts[8])
     method, session = Cdsl(CdslParams()), opened(prompt)
@@ -112,8 +114,8 @@ def test_what_the_prompt_quotes_is_wanted(opened, lacking, family):
     assert method.wanted == names(1)
 
 
-def test_the_token_is_that_of_the_best_sum_of_log_p_and_reward(opened, lacking, family):
-    """By hand, at every token that was looked ahead from, on transformers' own modules."""
+def test_the_token_maximises_log_p_plus_reward(opened, lacking, family):
+    """Check by hand every token chosen by a look-ahead, with transformers' own modules."""
     wanted = names(*lacking(14))
     session = opened(14)
     steps, output = decode(session, words=wanted, length=3, width=4, weight=4.0)
@@ -136,7 +138,7 @@ def test_the_token_is_that_of_the_best_sum_of_log_p_and_reward(opened, lacking, 
     assert looked > 3 and shifted
 
 
-def test_it_looks_ahead_only_where_a_draft_fails_or_adds_too_little(opened, lacking):
+def test_it_looks_ahead_only_after_a_failed_or_too_short_draft(opened, lacking):
     wanted = names(*lacking(14))
     steps, _ = decode(opened(14, draft="near"), words=wanted)
     assert all(step.outcome.path for step in steps[:-1] if not step.extra["lookaheads"])
@@ -155,7 +157,7 @@ def test_the_baseline_drafts_nothing_and_the_target_looks_ahead(opened, lacking)
     assert session.state.length() == len(session.tokens()) - 1 and output
 
 
-def test_what_comes_behind_the_end_of_an_output_wins_nothing(opened):
+def test_words_after_the_end_of_an_output_give_no_reward(opened):
     method = Cdsl(CdslParams(words=names(9)))
     session = opened(3, eos=(7,))
     list(method.generate(session))

@@ -1,4 +1,4 @@
-"""Chimera's draft model against its definition, in decoding, in training and from a file."""
+"""Chimera's draft model, compared with its definition, in decoding, in training and from a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def head(target):
 
 
 def by_definition(head, target, text, path):
-    """Logits behind a path drafted after a text: the layer over [H ; z], nothing kept."""
+    """Return the logits after a path drafted after a text: the layer over [H ; z], without a
+    cache."""
     module, n = head.head, len(text) - 1
     with torch.no_grad():
         out = target.forward(
@@ -32,7 +33,7 @@ def by_definition(head, target, text, path):
         ids = [*text, *path]
         zs = []
         for end in range(n, len(ids)):  # the last committed token, and those of the path
-            known = ids[1 : end + 1]  # what a row stands for: the text's first token has none
+            known = ids[1 : end + 1]  # the tokens of the rows: the text's first token has no row
             last = [known[0]] * 3 + known if len(known) < 3 else known
             gram = torch.cat([target.embed(torch.tensor(token)) for token in last[-3:]])
             zs.append(module.last(silu(module.fc(gram))))
@@ -50,9 +51,7 @@ def by_definition(head, target, text, path):
         return target.unembed(mixed)
 
 
-def test_each_node_is_ranked_by_the_layer_over_the_context_and_the_trigrams_of_its_path(
-    drafting, target, head
-):
+def test_nodes_are_ranked_by_the_layer_over_context_and_trigrams(drafting, target, head):
     for prompt in (0, 17):  # of one token, and of many
         method = Method(Method.Params(nodes=8))
         session = drafting(method, head, prompt)
@@ -64,8 +63,8 @@ def test_each_node_is_ranked_by_the_layer_over_the_context_and_the_trigrams_of_i
             for node, parent in enumerate(draft.parents):
                 above = paths[parent] if parent >= 0 else []
                 rank = ranks[parent] = ranks.get(parent, -1) + 1
-                said = by_definition(head, target, text, above).sort(descending=True).indices
-                assert ids[node] == int(said[rank])
+                ranked = by_definition(head, target, text, above).sort(descending=True).indices
+                assert ids[node] == int(ranked[rank])
                 paths.append([*above, ids[node]])
             assert max(map(len, paths)) == LEVELS
             method.observe(session, session.commit(session.verify(draft, session.score(draft))))
@@ -84,7 +83,7 @@ def test_training_drafts_what_decoding_does(family, target, head):
                 torch.testing.assert_close(step.logits[0, place], due, rtol=1e-4, atol=1e-4)
 
 
-def test_a_chat_packed_behind_another_reads_nothing_of_it(family, head):
+def test_a_packed_chat_reads_nothing_of_the_previous_one(family, head):
     module = family.modules["target"]
     first, second = family.prompts[17][:9], family.prompts[13][:8]
     slots = torch.tensor([[0, 1, 2, 4]])
@@ -101,20 +100,20 @@ def test_a_chat_packed_behind_another_reads_nothing_of_it(family, head):
 
 @pytest.fixture(scope="module")
 def new(family):
-    """One as training begins with it."""
+    """Return a draft model as training starts with it."""
     schedule, config = head_build.SCHEDULES["chimera"], family.modules["target"].config
     return head_build.build_head(
         schedule, config, 0, [], lambda captured_layers: torch.ones(len(captured_layers) * 32)
     )
 
 
-def test_a_new_one_says_the_targets_own_next_token_whatever_is_drafted(new):
+def test_a_new_draft_model_predicts_the_targets_own_next_token_for_any_path(new):
     h, o = torch.randn(2, 32)
     for mixed in new.mixed:
         assert mixed(torch.cat((h, o))).equal(h)
 
 
-def test_a_file_holds_the_head_and_one_that_lacks_a_part_is_refused(family, target, new, tmp_path):
+def test_a_file_has_the_whole_head_and_an_incomplete_one_is_refused(family, target, new, tmp_path):
     config = head_build.make_head_config(family.modules["target"].config, new.recipe.mlp)
     head_build.export(new, config, tmp_path, {"kind": "chimera"})
     again = ChimeraHead.load(tmp_path, {"target": target}).head

@@ -1,4 +1,4 @@
-"""`methods/papers.yaml`: BibTeX that can be used, claims that can be found, an entry a paper."""
+"""`methods/papers.yaml`: usable BibTeX, sourced claims, and one entry per paper."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_no_key_comes_twice():
 
 
 @pytest.mark.parametrize("key", PAPERS)
-def test_an_entry_is_whole_and_called_by_its_key(key):
+def test_an_entry_is_complete_and_has_its_key(key):
     paper = PAPERS[key]
     assert {"source", "citation"} <= paper.keys() <= {"source", "claims", "citation"}
     entry = paper["citation"]
@@ -49,8 +49,8 @@ def test_an_entry_is_whole_and_called_by_its_key(key):
 
 
 @pytest.mark.parametrize(("key", "claim"), CLAIMED)
-def test_a_claim_is_a_speedup_and_says_where_it_was_read(key, claim):
-    """In the source itself: numbers that notes tag as recalled or second hand are no claims."""
+def test_a_claim_is_a_speedup_with_its_source(key, claim):
+    """Only numbers read in the source itself are claims, not recalled or second-hand ones."""
     claim = Claim(**claim)
     assert re.fullmatch(r"(up to )?\d+(\.\d+)?x( to \d+(\.\d+)?x)?", claim.speedup)
     assert re.fullmatch(
@@ -60,7 +60,7 @@ def test_a_claim_is_a_speedup_and_says_where_it_was_read(key, claim):
     )
 
 
-def test_a_method_is_given_its_own_papers_first_and_the_claims_of_these():
+def test_a_method_lists_its_own_papers_and_claims_first():
     found = registry.papers("sps-tree")
     keys = re.findall(r"^@\w+\{([\w-]+),", found.citation, re.M)
     assert keys == ["miao2024specinfer", "jeon2024rsd", "li2024eagle2"]
@@ -71,12 +71,12 @@ def test_a_method_is_given_its_own_papers_first_and_the_claims_of_these():
 
 
 @pytest.mark.parametrize("name", built_in_methods())
-def test_no_method_file_holds_what_the_papers_file_is_for(name):
+def test_no_method_file_repeats_the_papers_file(name):
     kind = registry.load(name)
     assert (kind.citation, kind.claims) == ("", ())
 
 
-def test_a_plugin_says_it_itself_or_builds_on_ours(tmp_path, monkeypatch):
+def test_a_plugin_declares_its_papers_or_builds_on_a_method(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_plugin_methods", {})
     file = tmp_path / "mine.py"
     file.write_text('''

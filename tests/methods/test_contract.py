@@ -1,4 +1,4 @@
-"""What every lossless method owes: vanilla's tokens, honest counts, a truthful cache."""
+"""Requirements of every lossless method: vanilla's tokens, correct counters, correct states."""
 
 from functools import partial
 
@@ -70,11 +70,11 @@ CONFIGURED = {
     ],
     "pld": [{}, {"ngram": 1, "length": 3}, {"ngram": 2, "length": 10, "rule": "transformers"}],
 }
-"""Parameters to check a method with; one that is not named here is checked with its defaults."""
+"""Parameters to test a method with. Other methods are tested with their defaults."""
 
 
-def configured():
-    """Every lossless method with each of its parameters, as a function that makes one."""
+def list_configurations():
+    """List every lossless method with each of its parameter sets, as a function that makes it."""
     for name, entry in registry.built_in_methods().items():
         method = registry.load(name)
         for params in [] if entry.peer else CONFIGURED.get(name, [{}]):
@@ -83,12 +83,12 @@ def configured():
                 yield pytest.param(make, id="-".join(map(str, (name, *params.values()))))
 
 
-LOSSLESS = list(configured())
+LOSSLESS = list(list_configurations())
 TURNS = {case.id: turn for turn, case in enumerate(LOSSLESS)}
 
 
 def in_turn(request, prompts, n):
-    """Of some prompts n, others for each method, so that together they meet all."""
+    """Return n of the prompts, in rotation over the methods, so that together they cover all."""
     turn = TURNS[request.node.callspec.id.partition("-")[2]]
     return [prompts[(n * turn + i) % len(prompts)] for i in range(n)]
 
@@ -103,7 +103,7 @@ LEARNING = pytest.mark.parametrize(
 
 
 def decode(method, session):
-    """The output; each step accounts for what it drafted, tested and committed."""
+    """Return the output, after checking the counters of each step."""
     committed = 1
     for step in method.generate(session):
         accounts(session, step)
@@ -121,14 +121,14 @@ def accounts(session, step):
     assert accepted <= len(outcome.committed) <= accepted + 1
     ids = step.draft.tokens.tolist()
     assert [ids[node] for node in outcome.path] == list(outcome.committed[:accepted])
-    # Where a path ends with its branch all of it stood, however deep others are.
+    # A fully accepted branch ends the path, even if other branches are deeper.
     parents = step.draft.parents or range(-1, step.draft.nodes - 1)
     if [-1, *outcome.path][-1] in parents and session.finish is None:
         assert outcome.tested == accepted + 1
 
 
 def cut(ids, eos, budget):
-    """Where an output ends, by definition."""
+    """Return where an output ends, by definition."""
     ends = [at + 1 for at, token in enumerate(ids) if token in eos]
     return ids[: min([*ends, budget])]
 
@@ -142,8 +142,8 @@ def cut(ids, eos, budget):
 def test_the_output_is_that_of_plain_decoding(
     request, open_session, clear_prompts, plain, make, sampling
 ):
-    """On a transformer, as all of this file; tests/audit/test_checks.py shows it on tables, and
-    whether order or repetition changes anything."""
+    """Use transformers, as in this whole file. tests/audit/test_checks.py uses tables, and also
+    tests order and repetition."""
     for prompt in in_turn(request, clear_prompts(sampling, 16), 2):
         assert decode(make(), open_session(prompt, sampling)) == plain(prompt, sampling).ids
 
@@ -151,7 +151,7 @@ def test_the_output_is_that_of_plain_decoding(
 @pytest.mark.full
 @DRAFTING
 @EXACT
-def test_a_strange_draft_model_changes_nothing_in_the_output(
+def test_an_unrelated_draft_model_does_not_change_the_output(
     request, open_session, clear_prompts, plain, make, sampling
 ):
     for prompt in in_turn(request, clear_prompts(sampling, 16), 1):
@@ -179,7 +179,7 @@ def test_eos_and_budget_cut_the_output_and_change_nothing_before(
 @pytest.mark.full
 @DRAFTING
 @EXACT
-def test_a_draft_whose_output_is_cut_changes_nothing_in_the_output(
+def test_a_draft_with_a_reduced_output_does_not_change_the_output(
     request, open_session, clear_prompts, plain, make, sampling
 ):
     for prompt in in_turn(request, clear_prompts(sampling, 16), 1):
@@ -188,7 +188,7 @@ def test_a_draft_whose_output_is_cut_changes_nothing_in_the_output(
 
 
 @LEARNING
-def test_no_request_of_a_learning_method_leaves_a_trace_in_its_draws(open_session, make):
+def test_a_request_of_a_learning_method_does_not_change_its_draws(open_session, make):
     """Outside of the session's memory; the audit's order check has the other rules and methods."""
 
     def decoded(method, prompt):
@@ -203,39 +203,39 @@ def test_no_request_of_a_learning_method_leaves_a_trace_in_its_draws(open_sessio
 
 @METHODS
 @DRAWN
-def test_a_step_accounts_for_what_it_drafted_tested_and_committed(
-    request, open_session, make, sampling
-):
+def test_a_step_counts_what_it_drafted_tested_and_committed(request, open_session, make, sampling):
     """As it does in all decodings above, where tokens are chosen."""
     for prompt in in_turn(request, range(40), 2):
         decode(make(), open_session(prompt, sampling, eos=(7, 8)))
 
 
-# ---- what a method says of itself ---------------------------------------------------------------
+# ---- declarations of a method
+# ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", registry.built_in_methods())
-def test_what_the_registry_says_is_what_the_class_says(name):
+def test_the_registry_entry_agrees_with_the_class(name):
     entry, method = registry.built_in_methods()[name], registry.load(name)
     assert (method.name, method.peer, set(entry.needs)) == (name, entry.peer, set(method.needs))
 
 
 @METHODS
-def test_a_lossless_method_promises_the_tokens_or_under_rejection_the_distribution(make):
+def test_a_lossless_method_guarantees_tokens_or_under_rejection_the_distribution(make):
     promised = [make().guarantee(rule) for rule in ("greedy", "coupled", "rejection")]
     assert promised == ["exact_tokens", "exact_tokens", "exact_law"]
 
 
-# ---- the cache tells the truth ------------------------------------------------------------------
+# ---- states are correct
+# ---------------------------------------------------------------------------
 
 
 def gap(ours, theirs):
-    """Largest difference, as a share of the largest number."""
+    """Return the largest difference, as a share of the largest number."""
     return (ours - theirs).abs().max() / theirs.abs().max()
 
 
 def read(session, decoder, rows):
-    """What a decoder of a session reads of the committed text, from its row 0 on."""
+    """Return what a decoder reads of the committed text, from its row 0 on."""
     ids = torch.tensor([session.tokens()])
     x = Tokens(ids[:, decoder.first : decoder.first + rows])
     if not isinstance(decoder, Head):
@@ -262,7 +262,7 @@ def audit(session):
     Returns:
         Each decoder with its rows and the logits that follow them.
     """
-    said = []
+    results = []
     text = list(session.tokens())
     assert session.state.length() == len(text) - 1
     for decoder, state in session.held:
@@ -271,7 +271,7 @@ def audit(session):
         fresh = decoder.new_state(n + 1)
         x = read(session, decoder, n + 1)
         lengths = [state.length(layer=layer) for layer in range(decoder.n_layers)]
-        if lengths != [n] * len(lengths):  # a draft's layer reads what it lacks when it is asked
+        if lengths != [n] * len(lengths):  # a draft layer may be computed later
             assert decoder is not session.target.decoder
             decoder.forward(x, fresh)
             for layer, held in enumerate(lengths):
@@ -288,12 +288,12 @@ def audit(session):
                 assert gap(ours, theirs) < 1e-5
         state.rollback(0, n)
         agree(following, truth)
-        said.append((decoder, n, following))
-    return said
+        results.append((decoder, n, following))
+    return results
 
 
 def agree(logits, truth):
-    finite = truth.isfinite()  # a head may not say all ids
+    finite = truth.isfinite()  # a head may have a reduced vocabulary
     assert finite.equal(logits.isfinite())
     assert gap(logits[finite], truth[finite]) < 1e-5
 
@@ -308,9 +308,9 @@ def audited(family, open_session):
     def run(method, sampling, prompts=(0, 13, 26), **request):
         for prompt in prompts:
             session = open_session(prompt, sampling, **request)
-            said = [each for _ in method.generate(session) for each in audit(session)]
+            results = [each for _ in method.generate(session) for each in audit(session)]
             text, truths = torch.tensor([session.tokens()]), {}
-            for decoder, n, logits in said:
+            for decoder, n, logits in results:
                 if (module := modules.get(id(decoder))) is not None:
                     if decoder not in truths:
                         truths[decoder] = module(text).logits[0]

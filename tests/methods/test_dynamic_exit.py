@@ -1,4 +1,4 @@
-"""DEL: the exit and the length that it takes, and what it learns of exits."""
+"""DEL: the exit and the draft length that it chooses, and its statistics of exits."""
 
 from itertools import product
 
@@ -35,21 +35,20 @@ def opened(target, sampling=GREEDY, n=24, prompt=PROMPT):
 
 
 def rate(alpha, cost, d):
-    """Tokens a target forward, by every outcome of d tests: those before the first failure stand,
-    and the target adds one."""
+    """Return tokens per target forward, over all outcomes of d acceptance tests."""
     tokens = 0.0
     for outcome in product((True, False), repeat=d):
         chance = 1.0
-        for stands in outcome:
-            chance *= alpha if stands else 1.0 - alpha
+        for accepted in outcome:
+            chance *= alpha if accepted else 1.0 - alpha
         tokens += chance * ([*outcome, False].index(False) + 1)
     return tokens / (d * cost + 1.0)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_chosen_exit_and_length_are_the_best_of_all_pairs(seed):
-    made = torch.Generator().manual_seed(seed)
-    alpha = torch.rand(4, generator=made).tolist()
+    generator = torch.Generator().manual_seed(seed)
+    alpha = torch.rand(4, generator=generator).tolist()
     if seed % 3 == 0:
         alpha = sorted(alpha)
     if seed % 4 == 0:
@@ -60,12 +59,12 @@ def test_the_chosen_exit_and_length_are_the_best_of_all_pairs(seed):
     assert rate(alpha[at], cost[at], d) == pytest.approx(best)
 
 
-def test_no_exit_that_costs_more_than_it_brings_drafts():
+def test_an_exit_that_costs_more_than_it_gains_drafts_nothing():
     assert best_exit([0.1, 0.2], [0.3, 0.6], 8)[1] == 0
     assert best_exit([], [], 8) == (0, 0)
 
 
-def test_an_exit_that_is_always_right_drafts_as_long_as_it_may():
+def test_an_exit_that_is_always_right_drafts_the_maximum():
     assert best_exit([0.5, 1.0], [0.25, 0.5], 7) == (1, 7)
 
 
@@ -73,14 +72,14 @@ def test_an_exit_that_is_always_right_drafts_as_long_as_it_may():
 
 
 def exit_logits(target, text, end):
-    """Logits [n, V] behind the first `end` layers, by a forward from scratch over all of a text."""
+    """Return logits [n, V] of the first `end` layers, from one forward over the text."""
     out = target.forward(Tokens(torch.tensor([text])), target.new_state(64), layers=(0, end))
     return target.unembed(target.norm(out.hidden))[0]
 
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection"])
-def test_statistics_are_those_of_exits_read_from_scratch_over_the_text(target, rule):
-    """Each position before a committed token counts once; none of a rejected token does."""
+def test_statistics_equal_those_computed_from_the_whole_text(target, rule):
+    """Each position before a committed token counts once. Rejected tokens do not count."""
     sampling = GREEDY if rule == "greedy" else Sampling(rule, 0.7, seed=3)
     method, session = Del(DelParams(keep=1.0, length=3)), opened(target, sampling)
     steps = list(method.generate(session))
@@ -94,21 +93,22 @@ def test_statistics_are_those_of_exits_read_from_scratch_over_the_text(target, r
     for end in range(1, 8):
         early = exit_logits(target, text, end)[rows]
         if sampling.draws:
-            stand = torch.minimum(warp(early, sampling), warp(all_rows, sampling)).sum(-1)
+            agreed = torch.minimum(warp(early, sampling), warp(all_rows, sampling)).sum(-1)
         else:
-            said, own = (session.scores(each, 1).argmax(-1) for each in (early, all_rows))
-            stand = (said == own).float()
+            exit_choice, own = (session.scores(each, 1).argmax(-1) for each in (early, all_rows))
+            agreed = (exit_choice == own).float()
         sure = early.softmax(-1).amax(-1)
-        assert method.accepted_weight[end - 1] == pytest.approx(1 + float(stand.sum()), abs=1e-3)
+        assert method.accepted_weight[end - 1] == pytest.approx(1 + float(agreed.sum()), abs=1e-3)
         assert method.accepted_confidence[end - 1] == pytest.approx(
-            float((stand * sure).sum()), abs=1e-3
+            float((agreed * sure).sum()), abs=1e-3
         )
-        unsure = float((sure - stand * sure).sum())
+        unsure = float((sure - agreed * sure).sum())
         assert method.rejected_confidence[end - 1] == pytest.approx(unsure, abs=1e-3)
 
 
-def test_the_exit_that_says_what_the_target_says_comes_to_draft():
-    """A table whose first layer is the target's own, at half of the cost: alpha goes to one."""
+def test_an_exit_that_agrees_with_the_target_is_chosen():
+    """Use a table whose first layer is the target's, at half of the cost, so alpha approaches
+    one."""
     table = random_table(5, 3)
     method = Del(DelParams(length=6))
     session = opened(TableDecoder("target", table, table), n=60, prompt=(1, 2, 3))
@@ -117,7 +117,7 @@ def test_the_exit_that_says_what_the_target_says_comes_to_draft():
     assert method.accepted_weight[0] / method.n > 0.95
 
 
-def test_an_exit_that_is_never_right_stops_drafting():
+def test_an_exit_that_is_never_right_drafts_nothing():
     table = random_table(5, 3)
     session = opened(TableDecoder("target", table, -table), n=60, prompt=(1, 2, 3))
     steps = list(Del(DelParams()).generate(session))
@@ -125,7 +125,7 @@ def test_an_exit_that_is_never_right_stops_drafting():
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_a_step_costs_its_exit_the_layers_behind_it_and_one_output_matrix(target, every):
+def test_a_step_costs_its_exit_the_other_layers_and_one_output_matrix(target, every):
     steps = list(Del(DelParams(every=every, stop=False)).generate(opened(target)))
     exits = len(range(1, 8, every))
     for step in steps[:-1]:
@@ -148,8 +148,8 @@ def test_a_model_of_one_layer_has_no_exit_and_is_decoded_plainly():
     assert not sum(step.draft.nodes for step in steps)
 
 
-def test_exits_of_tables_say_what_their_first_layer_says():
-    """What `capture_layers` keeps of a table's layers is each layer's own."""
+def test_table_exits_have_their_layers_own_logits():
+    """`capture_layers` keeps the output of each layer of a table."""
     table = random_table(4, 1)
     decoder, ids = TableDecoder("target", table, make_exit_table(table)), torch.tensor([[1, 0, 2]])
     out = decoder.forward(Tokens(ids), decoder.new_state(4), captured_layers=(0, 1))

@@ -1,4 +1,4 @@
-"""DySpec: its trees against brute force over all slots, and how they are fed."""
+"""DySpec: its trees, compared with brute force over all slots, and how they are fed."""
 
 import math
 from itertools import pairwise
@@ -19,18 +19,18 @@ REJECTION = Sampling("rejection", 0.8)
 
 
 def on_tables(tables, sampling, budget=12, **rest):
-    """A session on a pair of tables."""
+    """Open a session on a pair of tables."""
     return Case("pair", tables, sampling, PROMPT, budget=budget).open(**rest)
 
 
 def nodes_of(draft):
-    """The path's ids of each node, in the order of their numbers."""
+    """Return the path of each node, in numbering order."""
     ids, tree = draft.tokens.tolist(), build_tree(draft.parents)
     return [tuple(ids[at] for at in tree.path(node)) for node in range(len(ids))]
 
 
 def first_tree(tables, sampling, **params):
-    """The text that a first step's tree follows, its nodes, and its forwards of the draft."""
+    """Return the text before the first step's tree, its nodes, and its draft forwards."""
     session = on_tables(tables, sampling)
     step = next(DySpec(DySpecParams(**params)).generate(session))
     text = session.tokens()[: len(session.tokens()) - len(step.outcome.committed)]
@@ -38,7 +38,7 @@ def first_tree(tables, sampling, **params):
 
 
 def every_slot(draft, text, depth, path=(), value=1.0):
-    """The value of every slot down to a depth, and the node that fills it: the likeliest first."""
+    """Return the value of every slot down to a depth, and its node, most likely first."""
     if not depth:
         return
     row = draft[tuple((*text, *path)[-2:])].softmax(-1).tolist()
@@ -58,7 +58,7 @@ TABLES = [
 
 @pytest.mark.parametrize("tables", TABLES)
 @pytest.mark.parametrize("nodes", [1, 4, 9, 16])
-def test_the_heap_fills_the_slots_of_most_value_of_all_there_are(tables, nodes):
+def test_the_heap_fills_the_slots_with_the_largest_values(tables, nodes):
     text, tree, _ = first_tree(tables, Sampling(), nodes=nodes, depth=4)
     slots = sorted(every_slot(tables[1], text, 4), reverse=True)
     assert set(tree) == {node for _, node in slots[:nodes]}
@@ -67,7 +67,7 @@ def test_the_heap_fills_the_slots_of_most_value_of_all_there_are(tables, nodes):
 
 @pytest.mark.parametrize("tables", TABLES)
 @pytest.mark.parametrize("threshold", [0.02, 0.1, 0.4])
-def test_a_threshold_fills_all_slots_above_it_with_a_forward_a_level(tables, threshold):
+def test_a_threshold_fills_all_slots_above_it_with_one_forward_per_level(tables, threshold):
     text, tree, forwards = first_tree(
         tables, Sampling(), nodes=400, depth=4, growth="threshold", threshold=threshold
     )
@@ -77,7 +77,7 @@ def test_a_threshold_fills_all_slots_above_it_with_a_forward_a_level(tables, thr
 
 
 @pytest.mark.parametrize("growth", ["heap", "threshold"])
-def test_a_sure_draft_makes_a_chain_and_one_that_knows_nothing_a_star(growth):
+def test_a_certain_draft_gives_a_chain_and_a_uniform_one_a_star(growth):
     sure = table_model.peaked_table(6, 3)
     _, chain, _ = first_tree((sure, sure), Sampling(), nodes=5, growth=growth, threshold=0.5)
     assert [len(node) for node in chain] == [1, 2, 3, 4, 5]
@@ -88,8 +88,8 @@ def test_a_sure_draft_makes_a_chain_and_one_that_knows_nothing_a_star(growth):
 
 
 @pytest.mark.parametrize("growth", ["heap", "threshold"])
-def test_values_of_drawn_slots_do_not_rise_and_are_those_of_the_draws(growth):
-    """Replayed from the tree alone: each node's value by its path and the siblings before it."""
+def test_values_of_drawn_slots_decrease_and_match_the_draws(growth):
+    """Recompute each node's value from the tree, by its path and its earlier siblings."""
     tables = table_model.make_table_pair("near", VOCAB, seed=70)
     session = on_tables(tables, REJECTION, 60)
     method = DySpec(DySpecParams(nodes=8, depth=5, growth=growth, threshold=0.08))
@@ -118,7 +118,7 @@ def test_the_output_has_the_targets_distribution(growth, kind, vocab):
     assert distance_from_target(DySpec(params), case) < 1e-9
 
 
-def test_no_more_children_than_the_cuts_leave():
+def test_a_node_has_no_more_children_than_top_k_and_top_p_leave():
     sampling = Sampling("rejection", 0.8, top_k=2)
     tables = table_model.make_table_pair("near", 5)
     for step in DySpec(DySpecParams(nodes=40, depth=3)).generate(on_tables(tables, sampling, 30)):
@@ -130,7 +130,7 @@ def test_no_more_children_than_the_cuts_leave():
             assert distribution[node[-1]] > 0
 
 
-def test_an_equal_draft_has_its_first_children_stand():
+def test_with_an_equal_draft_the_first_children_are_accepted():
     table = random_table(VOCAB, 5, 1.5)
     for step in DySpec(DySpecParams(nodes=6)).generate(on_tables((table, table), REJECTION, 30)):
         tree, node = build_tree(step.draft.parents), -1
@@ -140,7 +140,7 @@ def test_an_equal_draft_has_its_first_children_stand():
         assert not tree.children[node]
 
 
-def test_the_draft_is_warped_as_the_target_is():
+def test_the_draft_is_warped_like_the_target():
     tables = table_model.make_table_pair("near", VOCAB)
     session = on_tables(tables, REJECTION)
     step = next(DySpec(DySpecParams(nodes=1)).generate(session))

@@ -1,4 +1,4 @@
-"""EAGLE, EAGLE-2, EAGLE-3 and MTP: the tokens of plain decoding, trees as asked, honest heads."""
+"""EAGLE, EAGLE-2, EAGLE-3 and MTP: plain decoding's tokens, tree shapes, and head states."""
 
 from functools import partial
 
@@ -48,7 +48,7 @@ METHODS = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
 
 @pytest.fixture(scope="module")
 def open_heads(family):
-    """A session on prompt i whose heads are random ones, or those of `make`."""
+    """Function that opens a session on prompt i with random heads, or those of `make`."""
     decoders = {"target": family.decoders["target"]}
     spaces = {}
 
@@ -66,8 +66,8 @@ def open_heads(family):
     return make
 
 
-def decode(made, session):
-    steps = list(made.generate(session))
+def decode(eagle, session):
+    steps = list(eagle.generate(session))
     assert 1 + sum(len(step.outcome.committed) for step in steps) == len(session.output())
     return session.output()
 
@@ -76,11 +76,13 @@ def decode(made, session):
 
 
 @METHODS
-def test_every_step_reads_the_committed_tokens_that_are_new(open_heads, make):
+def test_every_step_reads_the_new_committed_tokens(open_heads, make):
     session = open_heads(9, budget=16)
-    made = make()
-    behind = len(session.tokens())  # the prompt but its first token, and the first committed one
-    for step in made.generate(session):
+    eagle = make()
+    behind = len(
+        session.tokens()
+    )  # the prompt without its first token, and the first committed token
+    for step in eagle.generate(session):
         *drafting, verifying = step.forwards
         assert (verifying.model, verifying.n_tokens) == ("target", step.draft.nodes + 1)
         if drafting:
@@ -93,13 +95,13 @@ def test_every_step_reads_the_committed_tokens_that_are_new(open_heads, make):
 
 
 @METHODS
-def test_the_head_is_called_once_a_level(open_heads, make):
-    session, made = open_heads(4), make()
-    asked = getattr(made.params, "depth", None) or made.params.length
+def test_the_head_is_called_once_per_level(open_heads, make):
+    session, eagle = open_heads(4), make()
+    depth = getattr(eagle.params, "depth", None) or eagle.params.length
     left = LONGEST - 1
-    for step in made.generate(session):
+    for step in eagle.generate(session):
         *drafting, _ = step.forwards
-        assert len(drafting) == min(asked, left - 1) >= step.draft.levels
+        assert len(drafting) == min(depth, left - 1) >= step.draft.levels
         assert {forward.role for forward in drafting} <= {"draft"}
         left -= len(step.outcome.committed)
 
@@ -113,19 +115,19 @@ def test_eagles_tree_is_the_authors(open_heads):
 
 
 @pytest.mark.parametrize("nodes", [1, 16, 40])
-def test_a_tree_of_eagles_has_the_size_asked_for(open_heads, nodes):
+def test_a_tree_has_the_requested_size(open_heads, nodes):
     step = next(iter(method(Eagle, nodes=nodes).generate(open_heads(4))))
     assert step.draft.nodes == nodes
 
 
 @pytest.mark.parametrize("limit", range(1, 6))
-def test_a_tree_is_no_deeper_than_what_is_of_use(open_heads, limit):
+def test_a_tree_is_not_deeper_than_the_limit(open_heads, limit):
     for kind in (Eagle, Eagle2, Eagle3, Mtp):
-        made = method(kind)
+        eagle = method(kind)
         session = open_heads(4)
-        made.start(session)
+        eagle.start(session)
         session.prefill()
-        levels = made.propose(session, limit).levels
+        levels = eagle.propose(session, limit).levels
         if kind in (Eagle, Mtp):
             assert levels == min(limit, 3 if kind is Mtp else 5)
         else:
@@ -133,15 +135,15 @@ def test_a_tree_is_no_deeper_than_what_is_of_use(open_heads, limit):
 
 
 @pytest.mark.parametrize("kind", [Eagle, Eagle2, Eagle3])
-def test_siblings_are_the_heads_likeliest_tokens(open_heads, kind):
+def test_siblings_are_the_heads_most_likely_tokens(open_heads, kind):
     session = open_heads(4)
-    made = method(kind)
-    made.start(session)
+    eagle = method(kind)
+    eagle.start(session)
     session.prefill()
-    head, read = made.levels.model.decoder, []
+    head, read = eagle.levels.model.decoder, []
     forward = head.forward
     head.forward = lambda *args, **rest: read.append(forward(*args, **rest)) or read[-1]
-    draft = made.propose(session, 5)
+    draft = eagle.propose(session, 5)
     del head.forward
     children = build_tree(draft.parents).children
     ids = draft.tokens.tolist()
@@ -150,32 +152,32 @@ def test_siblings_are_the_heads_likeliest_tokens(open_heads, kind):
     assert found == ranked[: len(found)]
 
 
-def test_a_size_chosen_by_costs_is_what_is_worth_verifying(open_heads):
+def test_an_automatic_size_depends_on_the_costs(open_heads):
     for dear, least, most in ((0.0, 12, 63), (9.0, 0, 2)):
         session = open_heads(4)
         session._workspace.costs = lambda model, n, dear=dear: (
             1 + dear * n if model == "target" else 0.1
         )
-        made = method(Eagle2, nodes="auto", depth=3)
-        made.start(session)
+        eagle = method(Eagle2, nodes="auto", depth=3)
+        eagle.start(session)
         session.prefill()
-        assert made.uses_costs and not made.timing_free
-        assert least <= made.propose(session, 5).nodes <= most
+        assert eagle.uses_costs and not eagle.timing_free
+        assert least <= eagle.propose(session, 5).nodes <= most
     assert not Eagle2().uses_costs
 
 
-def test_a_token_that_the_head_cannot_say_is_never_drafted(open_heads):
+def test_a_token_outside_the_heads_vocabulary_is_never_drafted(open_heads):
     for sampling in (GREEDY, COUPLED, REJECTION):
         for prompt in range(2):
-            made = method(Eagle3, width=8, nodes=40, depth=3)
+            eagle = method(Eagle3, width=8, nodes=40, depth=3)
             session = open_heads(prompt, sampling, budget=16)
-            for step in made.generate(session):
-                said = made.levels.model.decoder._ids.tolist()
-                assert set(step.draft.tokens.tolist()) <= set(said)
+            for step in eagle.generate(session):
+                vocabulary = eagle.levels.model.decoder._ids.tolist()
+                assert set(step.draft.tokens.tolist()) <= set(vocabulary)
 
 
-def test_the_children_of_a_wide_tree_stop_at_the_vocabulary(family):
-    """Trees wider than the vocabulary, as the audit's tables of three tokens make them."""
+def test_the_children_of_a_wide_tree_are_limited_by_the_vocabulary(family):
+    """Use trees wider than the vocabulary, as the audit's tables of three tokens do."""
     from specbench_cli.audit.models.table import TableDecoder
 
     table = TableDecoder("target", torch.randn(3, 3, 3, generator=torch.Generator().manual_seed(1)))
@@ -190,8 +192,10 @@ def test_the_children_of_a_wide_tree_stop_at_the_vocabulary(family):
 
 
 class Shifted:
-    """A target's state as a head's: the first token of the text, which heads never read, is in it
-    and does not count."""
+    """The target's state as a head's state.
+
+    It includes the first token of the text, which heads never read and which does not count here.
+    """
 
     def __init__(self, state):
         self.inner = state
@@ -263,7 +267,7 @@ class Oracle(Head):
         (Mtp, 3, COUPLED, 1),
     ],
 )
-def test_a_head_that_is_the_target_reaches_the_depth_of_the_tree(
+def test_a_head_equal_to_the_target_has_its_whole_tree_depth_accepted(
     family, open_heads, clear_prompts, kind, depth, sampling, sharp
 ):
     for prompt in clear_prompts(sampling, 2):
@@ -274,15 +278,15 @@ def test_a_head_that_is_the_target_reaches_the_depth_of_the_tree(
 
 
 @EXACT
-def test_a_chain_of_eagles_drafts_what_a_tree_of_width_one_does(open_heads, sampling):
+def test_a_chain_of_eagle_drafts_what_a_tree_of_width_one_does(open_heads, sampling):
     drafts = []
-    for made in (method(Eagle, shape="chain", depth=4), method(Eagle2, width=1, depth=4)):
+    for eagle in (method(Eagle, shape="chain", depth=4), method(Eagle2, width=1, depth=4)):
         session = open_heads(6, sampling, budget=16)
-        drafts.append([step.draft.tokens.tolist() for step in made.generate(session)])
+        drafts.append([step.draft.tokens.tolist() for step in eagle.generate(session)])
     assert drafts[0] == drafts[1]
 
 
-def test_mtp_hands_over_the_distribution_that_its_tokens_were_drawn_from(open_heads):
+def test_mtp_reports_the_distribution_that_its_tokens_were_drawn_from(open_heads):
     for step in method(Mtp).generate(open_heads(6, REJECTION)):
         if step.draft.nodes:
             assert step.draft.draw_mode == "independent"
@@ -291,22 +295,22 @@ def test_mtp_hands_over_the_distribution_that_its_tokens_were_drawn_from(open_he
 
 
 @EXACT
-def test_mtp_with_a_rule_stops_behind_the_first_token_that_the_rule_stops_at(open_heads, sampling):
+def test_mtp_with_a_length_rule_stops_where_the_rule_stops(open_heads, sampling):
     wary = Mtp(MtpParams(length="confidence", threshold=1.0, max=6))
     bold = Mtp(MtpParams(length="confidence", threshold=0.0, max=6))
-    for made, drafted in ((wary, 1), (bold, 6)):
-        steps = list(made.generate(open_heads(0, sampling)))
+    for eagle, drafted in ((wary, 1), (bold, 6)):
+        steps = list(eagle.generate(open_heads(0, sampling)))
         assert {step.draft.nodes for step in steps[:5]} == {drafted}
 
 
-def test_mtp_refuses_the_rule_that_reads_a_draft_models_rows():
+def test_mtp_refuses_the_rule_that_reads_a_draft_models_hidden_states():
     with pytest.raises(ValidationError, match="use it with sps or specdec"):
         MtpParams(length="acceptance-head")
 
 
-def test_methods_ask_for_the_head_of_their_kind():
-    asked = [method(kind, head="here").artifacts() for kind in (Eagle, Eagle2, Eagle3, Mtp)]
-    assert [(wanted.kind, wanted.source) for (wanted,) in asked] == [
+def test_methods_request_the_head_of_their_kind():
+    requested = [method(kind, head="here").artifacts() for kind in (Eagle, Eagle2, Eagle3, Mtp)]
+    assert [(wanted.kind, wanted.source) for (wanted,) in requested] == [
         (EagleHead, "here"),
         (EagleHead, "here"),
         (Eagle3Head, "here"),
@@ -314,10 +318,10 @@ def test_methods_ask_for_the_head_of_their_kind():
     ]
 
 
-def drafts(made, session):
-    """Each step's tokens and whether the head drafted them, by the text before it."""
+def drafts(eagle, session):
+    """Return each step's tokens and whether the head drafted them, by the text before it."""
     found, ids = {}, list(session.tokens())
-    for step in made.generate(session):
+    for step in eagle.generate(session):
         headed = any(forward.role == "draft" for forward in step.forwards)
         found[tuple(ids)] = (step.draft.tokens.tolist(), headed)
         ids += step.outcome.committed
@@ -325,7 +329,7 @@ def drafts(made, session):
 
 
 @EXACT
-def test_sam_beside_the_head_drafts_its_chain_whatever_the_automaton_drafted_before(
+def test_sam_with_a_head_drafts_the_heads_chain_whatever_the_automaton_drafted_before(
     open_heads, sampling
 ):
     chain = drafts(method(Eagle, shape="chain", depth=3), open_heads(0, sampling))

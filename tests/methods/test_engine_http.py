@@ -1,4 +1,4 @@
-"""Servers as engines: what they are asked, what is read of their answers, and every way to fail."""
+"""HTTP engines: requests, parsing of replies, and every kind of failure."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ KINDS = ("vllm", "sglang", "llama.cpp", "openai")
 def tokenizer(family):
     size = family.decoders["target"].vocab_size
     words = {"</s>" if i == EOS else f"w{i}": i for i in range(size)}
-    made = Tokenizer(WordLevel(words, unk_token="w0"))
-    made.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
+    words_tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    words_tokenizer.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words_tokenizer, eos_token="</s>")
 
 
 @pytest.fixture
 def decode(family, tokenizer):
-    """Decode the prompt by a server; gives the session."""
+    """Function that decodes the prompt with a server and returns the session."""
 
     def run(method, *, sampling=GREEDY, prompt=PROMPT, budget=BUDGET) -> PeerSession:
         target = {"target": family.decoders["target"]}
@@ -53,7 +53,7 @@ def decode(family, tokenizer):
 
 
 def answer(prompt, budget: int) -> list[int]:
-    """A rule that any reader of the prompt can follow."""
+    """Return the tokens of a rule that any reader of the prompt can follow."""
     ids = [int(w[1:]) for w in prompt.split()] if isinstance(prompt, str) else [*prompt]
     for _ in range(budget):
         ids.append(2 + (7 * ids[-1] + len(ids)) % 90)
@@ -61,7 +61,7 @@ def answer(prompt, budget: int) -> list[int]:
 
 
 def cut(prompt, budget: int) -> list[int]:
-    """The same with an end before the budget's."""
+    """The same, with an end before the budget's."""
     return [*answer(prompt, budget)[:11], EOS]
 
 
@@ -76,19 +76,19 @@ def http(url: str, kind=Http, **params):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", [answer, cut], ids=["length", "eos"])
-def test_output_is_the_servers_whoever_it_is_and_however_it_ends(server, decode, words, kind, rule):
+def test_output_is_the_servers_for_every_kind_and_end(server, decode, words, kind, rule):
     double = server(kind, rule, decode=words)
     session = decode(http(double.url))
     assert list(session.output()) == rule(PROMPT, BUDGET)
     assert session.finish == ("eos" if rule is cut else "length")
     assert session.counts == ({"text": 1} if kind == "openai" else {})
-    asked = double.requests[0]
-    sent = asked["input_ids"] if kind == "sglang" else asked["prompt"]
+    request = double.requests[0]
+    sent = request["input_ids"] if kind == "sglang" else request["prompt"]
     assert sent == (words(PROMPT) if kind == "openai" else list(PROMPT))
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "llama.cpp"])
-def test_a_servers_own_counters_are_of_the_one_request(server, decode, kind):
+def test_a_servers_counters_are_those_of_this_request(server, decode, kind):
     method = http(server(kind, answer, speculates=True).url)
     for budget in (13, BUDGET):
         steps = -(-(budget - 1) // 3)
@@ -96,12 +96,12 @@ def test_a_servers_own_counters_are_of_the_one_request(server, decode, kind):
         assert counted == {"drafted": 4 * steps, "accepted": budget - 1 - steps}
 
 
-def test_a_prompt_is_read_anew_each_time_and_nothing_is_left_to_a_servers_settings(server, decode):
+def test_the_prompt_cache_is_bypassed_and_every_setting_is_sent(server, decode):
     double = server("vllm", answer)
     method = http(double.url)
     for _ in range(2):
         decode(method)
-    salts = {asked["cache_salt"] for asked in double.requests}
+    salts = {request["cache_salt"] for request in double.requests}
     assert len(salts) == 2
     same = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
     assert same.items() <= double.requests[0].items()
@@ -110,17 +110,17 @@ def test_a_prompt_is_read_anew_each_time_and_nothing_is_left_to_a_servers_settin
     assert cached.requests[0]["cache_prompt"] is False
 
 
-def test_drawn_outputs_are_drawn_anew_in_each_pass_and_coupled_ones_refused(server, decode):
+def test_drawn_outputs_differ_by_pass_and_the_coupled_rule_is_refused(server, decode):
     double = server("vllm", answer)
     warm = Sampling("rejection", 0.7, 30, 0.9)
     decode(http(double.url), sampling=warm)
-    asked = double.requests[0]
-    assert (asked["temperature"], asked["top_k"], asked["top_p"]) == (0.7, 30, 0.9)
+    request = double.requests[0]
+    assert (request["temperature"], request["top_k"], request["top_p"]) == (0.7, 30, 0.9)
     with pytest.raises(MethodFault, match="uses the engine's random numbers"):
         decode(http(double.url), sampling=Sampling("coupled", 0.7))
 
 
-def test_the_first_token_has_a_time_of_its_own(server, decode):
+def test_the_first_token_has_its_own_time(server, decode):
     session = decode(http(server("llama.cpp", answer).url))
     text = session.harness.text
     assert session.knows_first_token_time
@@ -136,12 +136,13 @@ def test_the_vanilla_of_a_server_drafts_nothing(server, decode):
         decode(http(other.url, HttpVanilla))
 
 
-def test_a_server_of_this_machine_is_known_by_its_process(server):
+def test_a_local_server_is_identified_by_its_process(server):
     assert http(server("vllm", answer).url).processes() == [os.getpid()]
     assert http("http://example.org:80").processes() == ()
 
 
-# ---- every way to fail --------------------------------------------------------------------------
+# ---- failures
+# -------------------------------------------------------------------------------------
 
 
 def fails(decode, method, match: str) -> str:
@@ -152,13 +153,13 @@ def fails(decode, method, match: str) -> str:
     return caught.value.message
 
 
-def test_a_server_that_is_not_there_is_named_with_what_to_do(server, decode):
+def test_a_missing_server_is_named_with_the_fix(server, decode):
     with_none = server("vllm", answer)
     with_none.__exit__()
     fails(decode, http(with_none.url), f"{with_none.url} cannot be reached")
 
 
-def test_a_server_that_dies_between_two_prompts_fails_the_second_alone(server, decode):
+def test_a_server_that_dies_between_two_prompts_fails_only_the_second(server, decode):
     double = server("vllm", answer)
     method = http(double.url)
     decode(method)
@@ -166,19 +167,19 @@ def test_a_server_that_dies_between_two_prompts_fails_the_second_alone(server, d
     fails(decode, method, "cannot be reached")
 
 
-@pytest.mark.parametrize("told", [0, 5])
-def test_a_server_that_stalls_is_left_after_its_time(server, decode, told):
+@pytest.mark.parametrize("num_events", [0, 5])
+def test_a_stalled_server_times_out(server, decode, num_events):
     double = server("vllm", answer)
 
     def stalling(events):
-        yield from islice(events, told)
+        yield from islice(events, num_events)
         double.closing.wait(5)
 
     double.streams = stalling
     fails(decode, http(double.url, timeout=0.2), r"sent no data for 0\.2 s")
 
 
-def test_a_server_that_breaks_off_is_no_short_answer(server, decode):
+def test_a_broken_connection_is_not_a_short_answer(server, decode):
     double = server("vllm", answer)
 
     def broken(handler):
@@ -231,13 +232,13 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("what", STREAMS)
-def test_what_is_no_answer_is_one_line_and_no_output(server, decode, what):
+def test_an_invalid_answer_is_one_line_and_no_output(server, decode, what):
     double = server("vllm", answer)
     double.streams, match = STREAMS[what]
     fails(decode, http(double.url), match)
 
 
-def test_more_bytes_than_any_answer_has_are_not_read(server, decode, monkeypatch):
+def test_an_answer_beyond_the_size_limit_is_not_read(server, decode, monkeypatch):
     monkeypatch.setattr("methods.engine_http.client.MAX_REPLY_BYTES", 1000)
     double = server("openai", answer, decode=lambda ids: "w7 " * len(ids))
     fails(decode, http(double.url), "sent a reply of more than")
@@ -246,7 +247,7 @@ def test_more_bytes_than_any_answer_has_are_not_read(server, decode, monkeypatch
 
 
 @pytest.mark.parametrize("line", [": a comment", "", "event: message", "retry: 1", "data:"])
-def test_bytes_that_are_no_event_are_counted_too(server, decode, monkeypatch, line):
+def test_bytes_outside_of_events_count_too(server, decode, monkeypatch, line):
     monkeypatch.setattr("methods.engine_http.client.MAX_REPLY_BYTES", 1000)
     double = server("vllm", answer)
 
@@ -260,7 +261,7 @@ def test_bytes_that_are_no_event_are_counted_too(server, decode, monkeypatch, li
     fails(decode, http(double.url), "sent a reply of more than")
 
 
-def test_a_packed_answer_is_refused_before_it_is_unpacked(server, decode):
+def test_a_compressed_answer_is_refused_before_decompression(server, decode):
     double = server("vllm", answer)
     double.instead = lambda handler: handler.reply(200, "x", **{"Content-Encoding": "gzip"})
     fails(decode, http(double.url), "sent its reply with the encoding gzip")
@@ -268,9 +269,7 @@ def test_a_packed_answer_is_refused_before_it_is_unpacked(server, decode):
 
 
 @pytest.mark.parametrize("count", ["1e400", "inf", "nan", "-1", "1e300", "9" * 400, "many", ""])
-def test_a_counter_that_is_no_number_of_tokens_is_an_error_of_one_line(
-    server, decode, monkeypatch, count
-):
+def test_an_invalid_counter_is_one_line(server, decode, monkeypatch, count):
     double = server("vllm", answer, speculates=True)
     page = double.get("/metrics").replace(" 0.0", f" {count}")
     monkeypatch.setattr(
@@ -306,7 +305,7 @@ def test_a_proxy_of_the_environment_is_not_used(server, decode, monkeypatch):
     decode(http(server("vllm", answer).url))
 
 
-def test_which_of_several_models_is_asked_for(server, decode):
+def test_the_requested_model_is_chosen_from_several(server, decode):
     double = server("vllm", answer)
     double.models = [{"id": name, "owned_by": "vllm"} for name in ("a", "b")]
     fails(decode, http(double.url), "has several models: a, b")
@@ -314,14 +313,14 @@ def test_which_of_several_models_is_asked_for(server, decode):
     assert double.requests[0]["model"] == "b"
 
 
-def test_a_server_without_a_list_of_models_is_asked_for_texts(server, decode, words):
+def test_a_server_without_a_model_list_is_asked_for_texts(server, decode, words):
     double = server("openai", answer, decode=words)
     double.models = None
     assert list(decode(http(double.url)).output()) == answer(PROMPT, BUDGET)
     assert "model" not in double.requests[0]
 
 
-def test_a_text_that_reads_as_another_number_of_tokens_is_not_taken_for_ids(server, decode):
+def test_a_text_that_encodes_to_another_number_of_tokens_is_refused(server, decode):
     double = server("openai", answer, decode=lambda ids: "w7 w8 " * len(ids))
     fails(decode, http(double.url), "reports 20 output tokens, but its output has 40")
 
@@ -351,7 +350,7 @@ def test_a_key_comes_from_a_variable_and_is_in_no_message(server, decode, monkey
         ({"url": "http://example.org", "key": "PATH"}, "without encryption"),
     ],
 )
-def test_what_lacks_shows_before_anything_is_loaded(params, match):
+def test_a_missing_parameter_is_reported_before_anything_is_loaded(params, match):
     with pytest.raises(UsageError, match=match) as caught:
         registry.build("engine:http", params).check()
     assert "--set engine:http." in caught.value.hint
@@ -361,10 +360,10 @@ def test_what_lacks_shows_before_anything_is_loaded(params, match):
     "url",
     ["127.0.0.1:8000", "ftp://here", "http://", "http://me:secret@here", "http://h/?key=1", "x"],
 )
-def test_what_is_no_address_is_refused(url):
+def test_an_invalid_address_is_refused(url):
     with pytest.raises(UsageError, match=r"engine:http\.url"):
         registry.build("engine:http", {"url": url})
 
 
-def test_the_v1_of_an_address_may_be_left_out():
+def test_the_v1_of_an_address_is_optional():
     assert HttpParams(url="http://h:8000/v1/").url == "http://h:8000"

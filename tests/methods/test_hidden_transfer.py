@@ -145,7 +145,7 @@ def test_a_batch_and_a_target_of_whole_forwards_are_refused(family, head):
     requests = [
         Request(f"tiny/{at}", 0, family.prompts[at], StopRule(frozenset(), 4)) for at in (0, 1)
     ]
-    with pytest.raises(MethodFault, match="decodes one request at a time"):
+    with pytest.raises(MethodFault, match="does not support batches"):
         list(HiddenTransfer().generate_batch(Batch(space, requests, Sampling())))
     case = Case("near", make_table_pair("near"), Sampling(), recurrent=frozenset({"target"}))
     with pytest.raises(MethodFault, match="does not support `LookAhead` heads"):

@@ -80,7 +80,7 @@ def test_the_targets_forwards_are_halves_of_whole_ones(open_session: Any) -> Non
 
 
 def test_a_layer_that_the_target_lacks_is_refused(open_session: Any) -> None:
-    with pytest.raises(MethodFault, match="no exit behind layer 3: it has 2 layers"):
+    with pytest.raises(MethodFault, match="cannot exit after 3 layers: it has 2 layers"):
         list(mirror(layer=3).generate(open_session(13, Sampling(), budget=20)))
 
 

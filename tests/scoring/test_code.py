@@ -298,7 +298,13 @@ def test_rooms_end_with_whoever_started_them(uncontained):
         [*words, how, str(leash)], stdin=subprocess.PIPE, env={}, pass_fds=[leash]
     ) as keeper:
         os.close(leash)
-        job = {"program": "while True: pass", "own": "", "asked": [], "given": [], "tests": []}
+        job = {
+            "program": "while True: pass",
+            "prelude": "",
+            "answer_names": [],
+            "shared_names": [],
+            "tests": [],
+        }
         keeper.stdin.write(json.dumps(job).encode())
         keeper.stdin.close()
         os.close(ours)
@@ -311,7 +317,9 @@ def test_code_that_cannot_be_contained_is_not_run_and_says_how_it_could_be(monke
         f"import sys\nprint('not permitted', file=sys.stderr)\nsys.exit({sandbox.NO_SANDBOX})\n"
     )
     monkeypatch.setattr(sandbox, "__file__", str(lacking))
-    with pytest.raises(EnvironmentFault, match="cannot be contained here: not permitted") as fault:
+    with pytest.raises(
+        EnvironmentFault, match="cannot be run in a sandbox on this machine: not permitted"
+    ) as fault:
         ran("pass", uncontained=False)
     assert "--run-code --uncontained" in fault.value.hint
 

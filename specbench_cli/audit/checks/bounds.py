@@ -216,7 +216,7 @@ def _check_full_acceptance(
         for number, step, text in run.steps_with_draft():
             assert step.draft is not None
             if by_tables and all(forward.role != "draft" for forward in step.forwards):
-                continue  # the draft came from another source
+                continue  # the step drafted without a draft model
             n, due = len(step.outcome.committed), step.draft.levels + subject.method.bonus
             steps, committed = steps + 1, committed + n
             full = n == due or (
@@ -376,8 +376,8 @@ def _check_useless_draft(subject: AuditSubject) -> Finding | None:
                     16, max(4, largest_number(params))
                 )  # enough tokens for all children of a tree node
                 tables = make_table_pair("disjoint", 2 * n_tokens, seed=300 + 2 * turn)
-                # With top-k or top-p fewer tokens than children could remain, and others would fill
-                # up.
+                # Top-k or top-p could leave fewer tokens than a node has children. Then the
+                # method would add other tokens.
                 sampling = replace(make_sampling(rule, turn), top_k=0, top_p=1.0)
                 case = Case("disjoint", tables, sampling, prompt=(1, 0), budget=13)
                 session = case.open()
@@ -388,7 +388,7 @@ def _check_useless_draft(subject: AuditSubject) -> Finding | None:
                 counted += 1
                 for step in taken:
                     if all(forward.role != "draft" for forward in step.forwards):
-                        continue  # the draft came from another source
+                        continue  # the step drafted without a draft model
                     steps, committed = steps + 1, committed + len(step.outcome.committed)
                     what = _describe_acceptance(step)
                     if what and problem is None:

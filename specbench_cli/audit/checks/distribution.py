@@ -229,7 +229,7 @@ def _enumerate_late_cases(
         if result is not None:
             enumerated.append(result)
         elif left > 0 and name and not _draws_trees(subject, fit[0]):
-            missed[name] = None  # trees draw siblings even if their model is certain
+            missed[name] = None  # a draft tree has many outcomes even if its model is certain
     return enumerated, list(missed)
 
 

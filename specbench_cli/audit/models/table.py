@@ -204,7 +204,7 @@ class TableDecoder(Decoder):
             assert positions is not None
             look_ahead = _look_ahead_rows(x.rows[0, n:], mask, positions[0], state)
             if mask is not None:
-                ahead = mask[:n, n:].any(-1)  # rows of the text that attend to rows that look ahead
+                ahead = mask[:n, n:].any(-1)  # text rows that attend to look-ahead rows
                 state.misread += int(ahead.sum())
                 x = Hidden(x.rows[:, :n] + ahead[None, :, None])
             else:
@@ -290,7 +290,7 @@ class TableDecoder(Decoder):
         self.ran += not n
         if n:
             assert mask is not None
-            ahead = mask[:n, n:].any(-1)  # rows of the text that attend to rows that look ahead
+            ahead = mask[:n, n:].any(-1)  # text rows that attend to look-ahead rows
             state.misread += int(ahead.sum())
             ids = (rows[:n].argmax(-1) + ahead) % self.vocab_size
             out = self.forward(

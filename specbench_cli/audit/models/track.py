@@ -42,7 +42,8 @@ def track_pair(
     size = 1 + max(*bases, *START)
     vocab = size * choices
     generator = torch.Generator().manual_seed(seed)
-    # "sure" rows differ in their single logit, so a head can distinguish places by their features.
+    # Features are logits. The single logit of a "sure" row is different at each place, so that a
+    # head can identify the place.
     named = torch.arange(vocab * vocab, dtype=torch.float64).view(vocab, vocab) / vocab**2
     target = torch.full((vocab,) * 3, -math.inf, dtype=torch.float64)
     target[..., 0] = named

@@ -30,7 +30,8 @@ from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.former_names import renamed_members
 
 SizeRule = Callable[[Sequence[float]], int]
-"""Function from the values of the best candidates, best first, to the number to verify."""
+"""Function that returns how many of the best candidates to verify. Its argument is their values,
+best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class GrownTree:
 
 
 class CandidateNodes(NamedTuple):
-    """All candidates of a growth, level by level. They form a tree whose parents come first.
+    """All candidates of a tree that grows, level by level. Parents come before their children.
 
     Attributes:
         tokens: Tokens of c candidates.
@@ -67,7 +68,10 @@ class CandidateNodes(NamedTuple):
 
 
 class SelectedNodes(NamedTuple):
-    """Selected candidates as a tree: ids and parents as in `Draft`, fed as in `GrownTree`."""
+    """Selected candidates as a tree.
+
+    ids, parents: As in `Draft`. fed: As in `GrownTree`.
+    """
 
     ids: list[int]
     parents: tuple[int, ...]
@@ -114,7 +118,7 @@ def expand(
 
 @renamed_members(of="create")
 class Growth:
-    """Candidates of a dynamic tree that grows level by level. On a CPU they are lists.
+    """Growth of a dynamic tree, level by level.
 
     Args:
         k: Number of nodes processed per level, and of children per node.
@@ -130,7 +134,7 @@ class Growth:
 
     @classmethod
     def create(cls, session: Session, k: int) -> Growth:
-        """Return a growth that needs no device sync per level."""
+        """Create the object for the session's device. It needs no device sync per level."""
         return cls(session, k) if host.is_on_host(session.device) else _DeviceGrowth(session, k)
 
     def add(self, out: ModelOutput) -> None:
@@ -161,7 +165,7 @@ class Growth:
 
 
 class _DeviceGrowth(Growth):
-    """The same candidates as tensors on the device, with one sync for all levels."""
+    """Growth with candidates as tensors on the device, with one sync for all levels."""
 
     def __init__(self, session: Session, k: int) -> None:
         super().__init__(session, k)
@@ -221,14 +225,15 @@ def select(candidates: CandidateNodes, nodes: int, size: SizeRule | None = None)
 
 
 def best_size(values: Sequence[float], cost: Callable[[int], float], fixed: float) -> int:
-    """Return the number of candidates to verify that gives the most tokens per unit of time.
+    """Return the number of candidates to verify that maximizes the tokens per unit of time.
 
-    A step commits the accepted draft tokens and one more. If the draft's probabilities equal the
-    target's, a node is accepted with its path probability.
+    It assumes that a node is accepted with its path probability under the draft model. A step
+    commits one more token than it accepts.
 
     Args:
         values: Log path probabilities of the candidates, best first.
-        cost: Function from the number of rows, with the root, to the time of a target forward.
+        cost: Function that returns the time of a target forward over a number of rows, including
+            the root.
         fixed: Time of a step without that forward.
 
     Returns:

@@ -20,15 +20,19 @@ Nodes = NumberOrAuto
 class GrowthParams(MethodParams):
     """Parameters of a method whose head grows a dynamic tree, as EAGLE-2 and EAGLE-3 do."""
 
-    head: str = Field("auto", description="auto: the target's own; else the folder of one")
+    head: str = Field(
+        "auto", description="folder of the head; auto: the one registered for the target"
+    )
     nodes: Nodes = Field(
         16,
-        description="size of the tree (59 and the root in the authors' code), or auto: as many as"
-        " pay at what forwards cost here",
+        description="number of tree nodes (59 and the root in the authors' code), or auto: the"
+        " number with the best speed for the measured forward costs",
     )
-    depth: int = Field(5, ge=1, description="levels of the tree: one forward of the head each")
+    depth: int = Field(5, ge=1, description="levels of the tree, with one forward of the head each")
     width: int = Field(
-        4, ge=1, description="nodes fed at a level, and children of each (10 in the authors' code)"
+        4,
+        ge=1,
+        description="nodes processed per level, and children per node (10 in the authors' code)",
     )
 
 

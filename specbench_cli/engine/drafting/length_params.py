@@ -16,7 +16,7 @@ LengthRule = Literal[
 ]
 RULES: tuple[LengthRule, ...] = get_args(LengthRule)
 LOAD_RULES = ("synergy", "smartspec")
-"""Rules that decide for all sequences of a step together, from the cost of forwards."""
+"""Rules that set the draft lengths of all sequences of a step together, from forward costs."""
 
 
 class LengthParams(MethodParams):
@@ -24,15 +24,16 @@ class LengthParams(MethodParams):
 
     length: int | LengthRule = Field(
         5,
-        description="draft tokens a step (gamma in Leviathan et al., K in Chen et al.), or the rule"
-        " that decides",
+        description="draft tokens per step (gamma in Leviathan et al., K in Chen et al.), or a rule"
+        " that determines their number",
     )
-    max: int = Field(20, ge=1, description="most draft tokens a step under a rule")
+    max: int = Field(20, ge=1, description="maximum number of draft tokens per step under a rule")
     threshold: float | None = Field(
         None,
         ge=0,
-        description="where a rule stops: below a confidence (learnt online if not given), above an"
-        " entropy in nats (1.5) or above a chance of rejection (acceptance-head, 0.3)",
+        description="when a rule stops drafting: confidence below this (default: learned), entropy"
+        " above this in nats (default 1.5), or probability of a rejection above this"
+        " (acceptance-head, default 0.3)",
     )
 
     @field_validator("length", mode="before")
@@ -48,13 +49,13 @@ class LengthParams(MethodParams):
         0.7,
         gt=0,
         lt=1,
-        description="share of tested draft tokens that stand, profiled beforehand: synergy goes by"
-        " it, smartspec begins with it",
+        description="expected share of verified draft tokens that are accepted: used by synergy,"
+        " and as the initial value of smartspec",
     )
 
     @property
     def upper_bound(self) -> bool:
-        """True if the length comes from vanilla's output."""
+        """True if the rule knows the output of plain decoding."""
         return self.length == "oracle"
 
     @property

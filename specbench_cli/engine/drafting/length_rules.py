@@ -1,4 +1,4 @@
-"""The rule for a chain's length that a method's parameters select."""
+"""Creation of the draft length rule that a method's parameters select."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def create_length_rule(
             return AcceptanceHeadLength(session, most, threshold, predict)
         case "synergy" | "smartspec":
             if model is None:
-                raise MethodFault(f"length {params.length!r} needs to know which model drafts")
+                raise MethodFault(f"length {params.length!r} needs the draft model (`model`)")
             rule = SynergyLength if params.length == "synergy" else SmartSpecLength
             draft = partial(session.harness.drafting_cost, model)
             return rule(session, most, params.acceptance, session.harness.step_cost, draft)

@@ -1,8 +1,8 @@
-"""Draft length of chains: a fixed length, or a rule that decides after each token.
+"""Draft length rules for chains: a fixed length, or a rule that decides after each token.
 
-A rule runs after a draft token is added, or before the first one. It uses the draft model's outputs
-so far and the outcomes of earlier drafts. So the distribution of each token stays the q that
-verification gets. A rule cannot remove a token, because that would bias q.
+A rule decides whether another token is drafted. It may use the draft model's outputs so far and the
+outcomes of earlier drafts. It cannot remove a token from the chain: verification assumes that each
+token was drawn from its q, and removing tokens by their probability would violate this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.former_names import renamed_members
 
 INITIAL_LENGTH = 5
-"""Initial length of the heuristic: transformers' number of assistant tokens when it was default."""
+"""Initial length of the heuristic, as in transformers when the heuristic was its default."""
 
 
 @renamed_members(more="should_continue", goes_on="continues_after")
@@ -31,7 +31,7 @@ class Length(ABC):
 
     Attributes:
         drafted: Number of draft tokens in the chain so far.
-        most: Maximum length of the present chain, which may be 0.
+        most: Maximum length of the current chain, which may be 0.
     """
 
     drafted = 0
@@ -46,7 +46,7 @@ class Length(ABC):
 
         Args:
             out: Output of the draft model that the newest token was chosen from.
-            pick: The newest token. It stays in the chain in any case.
+            pick: The newest token. It stays in the chain.
         """
         self.drafted += 1
         return self.continues_after(out, pick)
@@ -95,7 +95,7 @@ class HeuristicLength(Length):
 DEFAULT_CONFIDENCE = 0.4
 """Initial confidence threshold of transformers."""
 MAX_UNUSABLE_SAMPLES = 5
-"""A threshold is learned only from more verified tokens than this."""
+"""Learning a threshold needs more verified tokens than this."""
 DEFAULT_ENTROPY = 1.5
 DEFAULT_REJECTION = 0.3
 
@@ -105,7 +105,10 @@ acceptance probabilities [n]."""
 
 
 class SignalLength(Length):
-    """Rule that stops by a signal of the newest token, after EOS, or at the maximum length."""
+    """Base class of rules that compute a number (the signal) for the newest token.
+
+    The chain also ends at EOS and at the maximum length.
+    """
 
     def __init__(self, session: Session, most: int) -> None:
         self._session = session
@@ -121,7 +124,7 @@ class SignalLength(Length):
 
     @abstractmethod
     def signal(self, out: ModelOutput, pick: Pick) -> Tensor | None:
-        """Return the signal for the decision, a scalar on the device. None means to continue."""
+        """Return the signal, a scalar on the device. None means to continue."""
 
     @abstractmethod
     def continues_at(self, signal: float) -> bool:
@@ -196,7 +199,7 @@ def learn_threshold(tested: Sequence[tuple[float, bool]]) -> float | None:
         chance, was_accepted = tested[at]
         kept, passed = kept + was_accepted, passed + (not was_accepted)
         if at and tested[at - 1][0] == chance:
-            continue  # tokens of equal probability are on the same side of a threshold
+            continue  # no threshold separates tokens of equal probability
         cost = passed / num_rejected + 3 * (1 - kept / num_accepted)
         if cost < least:
             best, least = chance, cost
@@ -223,9 +226,9 @@ class EntropyLength(SignalLength):
 class AcceptanceHeadLength(SignalLength):
     """Rule that stops when the probability of any rejection is above a threshold (SpecDec++).
 
-    The acceptance probability of a token comes from its hidden state, which the draft model
-    computes with the next token. So the newest token counts as accepted, and the first token has no
-    signal.
+    A trained head predicts whether a token is accepted from its hidden state. The draft model
+    computes this state only when it drafts the next token. So the rule does not know about the
+    newest token, and has no signal for the first one.
 
     Args:
         predict: A trained acceptance head.
@@ -255,7 +258,7 @@ class AcceptanceHeadLength(SignalLength):
     def signal(self, out: ModelOutput, pick: Pick) -> Tensor | None:
         """Return the acceptance probability of the token before the newest one.
 
-        Return None if that token is committed.
+        Return None if that is not a draft token.
         """
         return self._predict(out.hidden[0, -1:]) if self.drafted > 1 else None
 

@@ -35,7 +35,7 @@ class Levels:
             object may write to it.
 
     Attributes:
-        fed: Number of nodes processed since `begin`.
+        fed: Number of nodes that the model has processed since `begin`.
     """
 
     def __init__(self, session: Session, model: Metered, state: State) -> None:
@@ -55,7 +55,7 @@ class Levels:
     def of_head(
         cls, session: Session, artifact: ArtifactSpec, *, nodes: int, fed: int | None = None
     ) -> Self:
-        """Return the levels of a head. Call it in `start`. The target captures the head's features.
+        """Create the levels of a head, and capture its features in the target. Call it in `start`.
 
         Args:
             nodes: Maximum size of a tree.
@@ -68,7 +68,7 @@ class Levels:
 
     @classmethod
     def of_draft(cls, session: Session, *, nodes: int, fed: int | None = None) -> Self:
-        """Return the levels of the run's draft model, and prefill it. Call it in `start`.
+        """Create the levels of the run's draft model, and prefill it. Call it in `start`.
 
         The arguments are those of `of_head`.
         """
@@ -127,7 +127,7 @@ class Levels:
             seen = self._visibility_mask().index_select(0, parents)
             self._visible = torch.cat((seen, torch.eye(n, dtype=torch.bool, device=device)), 1)
         else:
-            assert not isinstance(self._visible, Tensor), "their parents' places are on the device"
+            assert not isinstance(self._visible, Tensor), "parents must be a tensor"
             blank = bytes(n)
             self._visible = [
                 self._visible[parent] + blank[:at] + b"\1" + blank[at + 1 :]
@@ -145,9 +145,9 @@ class Levels:
         return out
 
     def extend(self, tokens: Sequence[int], parents: Sequence[int]) -> ModelOutput:
-        """Run one forward over n nodes anywhere in the tree, in a step without `feed`.
+        """Run one forward over n nodes at any depth of the tree.
 
-        Heads do not support it.
+        Heads do not support it. `feed` must not be called in the same step.
 
         Args:
             tokens: n ids.
@@ -157,8 +157,8 @@ class Levels:
         Returns:
             Logits [1, n, V] of the nodes' children.
         """
-        assert self._features is None, "heads are fed level by level"
-        assert not self._depth, "`feed` has gone level by level"
+        assert self._features is None, "`extend` does not support heads"
+        assert not self._depth, "`extend` after `feed`"
         n, device, start = len(tokens), self._session.device, self.fed
         depths = [1 + (self._paths[parent].count(1) if parent >= 0 else 0) for parent in parents]
         for at, parent in enumerate(parents):
@@ -211,7 +211,7 @@ class Levels:
 
 
 class HeadLevels:
-    """Tree drafting with a `SequentialHead`, as `Levels` without a state.
+    """Tree drafting with a `SequentialHead`. It is like `Levels`, but has no state.
 
     Args:
         session: Session of the request, with captured features.
@@ -244,7 +244,7 @@ class HeadLevels:
         return ModelOutput(out.logits[None], out.rows[None])
 
 
-# Small inputs of levels repeat often, so they are cached. Do not change these tensors.
+# The results of these functions are cached. Do not change the tensors.
 
 
 def _parent_indices(parents: Sequence[int] | Tensor, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""Draft lengths that depend on load: on the number of sequences in a step and on forward costs."""
+"""Base class of length rules that depend on the load: on batch size and forward costs."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ Its arguments are the number of sequences, the total rows of the target's forwar
 sequences have the same number of rows."""
 
 DraftCost = Callable[[int], float]
-"""Function from the number of sequences to the time of one more draft token for each of them, in
-the same unit."""
+"""Function that returns the time to draft one more token for each of some sequences, in the unit of
+`StepCost`. Its argument is the number of sequences."""
 
 PROBE_AFTER = 16
-"""Number of steps without a draft after which one token is drafted, to measure acceptance again."""
+"""After this many steps without a draft, one token is drafted to measure the acceptance rate
+again."""
 
 PRIOR_WEIGHT = 8.0
-"""Weight of the prior acceptance, in verified tokens."""
+"""Weight of the prior acceptance rate, as a number of verified tokens."""
 
 
 def expected_tokens(alpha: float, k: int) -> float:
-    """Return the expected tokens of a step with a chain of k draft tokens, with the target's token.
+    """Return the expected number of tokens that a step with k draft tokens commits.
 
-    If each token is accepted with probability alpha, it is 1 + alpha + ... + alpha^k (Leviathan et
-    al., arXiv:2211.17192).
+    It includes the target's own token. If each draft token is accepted with probability alpha, it
+    is 1 + alpha + ... + alpha^k (Leviathan et al., arXiv:2211.17192).
     """
     return k + 1.0 if alpha >= 1 else (1 - alpha ** (k + 1)) / (1 - alpha)
 
 
 class LoadAwareLength(Length):
-    """Draft length that a policy sets for all sequences of a step together.
+    """Base class of length rules that set the lengths of all sequences of a step together.
 
     Args:
         most: Maximum length.
         acceptance: Prior acceptance rate of verified draft tokens.
-        target, draft: Costs of verifying and of drafting.
+        target, draft: Functions that return the cost of verification and of drafting.
 
     Attributes:
-        learns: Whether the policy uses the outcomes of earlier drafts.
+        learns: Whether the rule uses the outcomes of earlier drafts.
     """
 
     learns = False
@@ -61,7 +62,7 @@ class LoadAwareLength(Length):
         session.harness.policy = self
 
     def begin(self) -> None:
-        """See `Length`. The first sequence of a step sets the lengths of all."""
+        """See `Length`. The rule of the first sequence sets the lengths of all."""
         super().begin()
         batch: list[Self] = [
             session.harness.policy for session in self._session.harness.batch_sessions

@@ -1,4 +1,4 @@
-"""SmartSpec: the draft lengths of a step with the most goodput.
+"""SmartSpec: the draft lengths of a step that maximize goodput.
 
 Xiaoxuan Liu et al.: Optimizing Speculative Decoding for Serving Large Language Models Using Goodput
 (SmartSpec, TurboSpec), 2024, arXiv:2406.14066.
@@ -21,20 +21,20 @@ from specbench_cli.engine.drafting.load_aware import (
 def best_lengths(
     alphas: Sequence[float], max_lengths: Sequence[int], target: StepCost, draft: DraftCost
 ) -> list[int]:
-    """Return the lengths k_i of n sequences with the most goodput in a step.
+    """Return the draft lengths k_i of n sequences that maximize the goodput of a step.
 
     Goodput is expected tokens over time:
     sum_i tokens(alpha_i, k_i) / (t_target(n, n + sum_i k_i) + sum_j t_draft(those with k_i >= j)).
 
-    For each longest length, tokens are added in the order of their gains alpha_i^j as long as
-    goodput grows, and the best result is returned. This is optimal if a forward costs a constant
-    plus the same amount per row. Differs from the paper: unequal lengths may cost more than equal
-    lengths with the same number of rows, so the best common length is a candidate too.
+    A greedy search is run for each possible maximum length. It adds draft tokens in the order of
+    their gains alpha_i^j as long as goodput increases. The result is optimal if a forward costs a
+    constant plus the same amount per row. Differs from the paper: unequal lengths may cost more
+    than equal ones with the same number of rows, so equal lengths are tried too.
 
     Args:
         alphas: Acceptance probability of a draft token, per sequence.
         max_lengths: Maximum number of draft tokens, per sequence.
-        target, draft: Costs of verifying and of drafting.
+        target, draft: Functions that return the cost of verification and of drafting.
     """
     n = len(alphas)
     best, most = [0] * n, n / target(n, n, True)
@@ -64,7 +64,7 @@ def best_lengths(
             spent = drafting + draft(others + 1) - (draft(others) if others else 0.0)
             last, goodput = goodput, (tokens + gain) / (target(n, rows + 1, n == 1) + spent)
             if goodput <= last and counts[longest]:
-                break  # later tokens gain no more at the same cost
+                break  # the remaining tokens have smaller gains
             tokens, rows, drafting = tokens + gain, rows + 1, spent
             counts[level] += 1
             lengths[at] = level
@@ -72,16 +72,16 @@ def best_lengths(
             if goodput > most:
                 best, most = list(lengths), goodput
         if found < before:
-            break  # goodput first rises with the longest length, then falls
+            break  # goodput increases with the maximum length at first, then it decreases
         before = found
     return best
 
 
 class SmartSpecLength(LoadAwareLength):
-    """Draft lengths with the most goodput, from each sequence's acceptance so far.
+    """Length rule that maximizes goodput, from each sequence's acceptance rate so far.
 
-    The acceptance of a sequence is shrunk towards that of all sequences in the step. That rate is
-    shrunk towards `acceptance`.
+    The rate of a sequence is shrunk towards the rate of all sequences in the step, which is shrunk
+    towards the parameter `acceptance`.
     """
 
     learns = True

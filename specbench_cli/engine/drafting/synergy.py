@@ -1,4 +1,4 @@
-"""Synergy: the best draft length for each batch size, profiled once and looked up.
+"""Synergy: the best draft length for each batch size, from a table.
 
 Qidong Su, Christina Giannoula, Gennady Pekhimenko: The Synergy of Speculative Decoding and Batching
 in Serving Large Language Models, 2023, arXiv:2310.18813.
@@ -24,7 +24,7 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 def best_length(
     alpha: float, batch_size: int, max_length: int, target: StepCost, draft: DraftCost
 ) -> int:
-    """Return the length s with the least time per token in a step of b = `batch_size` sequences.
+    """Return the draft length s that minimizes the time per token, for b = `batch_size` sequences.
 
     The time per token is (t_target(b, b (s + 1)) + s t_draft(b)) / tokens(s). Ties go to the
     shortest length.
@@ -39,9 +39,9 @@ def best_length(
 
 
 class SynergyLength(LoadAwareLength):
-    """Draft lengths from a table of `best_length`, by the number of sequences in a step.
+    """Length rule that looks up `best_length` by the number of sequences in a step.
 
-    A number between two sizes of the table uses the length of the larger size.
+    Between two sizes of the table, the length of the larger size is used.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Draft trees of a fixed shape, filled with the draft's best or drawn tokens by rank.
+"""Draft trees of a fixed shape (templates), which are filled with a draft model's tokens by rank.
 
 EAGLE (Li, Wei, Zhang and Zhang, ICML 2024, arXiv:2401.15077) and Medusa (Cai et al., ICML 2024,
-arXiv:2401.10774) use such trees. The ranks of the children on its path identify a node: (0, 2) is
-the third child of the first child of the root. Values that depend only on the shape are cached.
+arXiv:2401.10774) use such trees. A node is named by the ranks of the children on its path: (0, 2)
+is the third child of the first child of the root. Values that depend only on the shape are cached.
 """
 
 from __future__ import annotations
@@ -131,9 +131,10 @@ def best_tree(
     depth: int | None = None,
     width: int | None = None,
 ) -> TreeTemplate:
-    """Return the tree of n nodes with the most expected tokens, for independent acceptance rates.
+    """Return the tree of n nodes with the most expected accepted tokens.
 
-    It is Medusa's construction (Cai et al.): best first, by the product of the rates on a path.
+    Acceptance rates depend only on the rank of a child. As in Medusa (Cai et al.), nodes are added
+    in the order of the product of the rates on their path.
 
     Args:
         rates: Acceptance rate of the child at each rank, not increasing.

@@ -17,8 +17,8 @@ from specbench_cli.former_names import renamed_members
 EXTRA_ROWS = 512
 """Extra rows of the draft's state beyond the longest sequence of the run.
 
-The draft tokenizer may need more tokens for a text than the target's. Without free rows, the draft
-model stops drafting."""
+The draft's tokenizer may need more tokens for a text than the target's. If no row is free, the
+draft model drafts no more tokens."""
 
 
 @renamed_members(unread="pending_tokens", room="remaining")
@@ -50,7 +50,7 @@ class Transcript:
 
     @property
     def remaining(self) -> int:
-        """Number of tokens that fit in the draft's state after the text. Below 1, no drafting."""
+        """Number of tokens that fit in the draft's state after the text."""
         return self._most - len(self.ids)
 
     def pending_tokens(self) -> Tokens:
@@ -59,15 +59,15 @@ class Transcript:
         return Tokens(host.ids(self.ids[self.state.length() :], device)[None])
 
     def follow(self, tokens: Sequence[int], drafted: Sequence[int] = ()) -> int:
-        """Extend `ids` to the end of the text.
+        """Extend `ids` to the end of the text, and roll the state back.
 
-        The state drops rows of rejected tokens, and the row of the last token.
+        The state drops the rows of rejected tokens, and the row of the last token.
 
         Args:
             tokens: Target tokens of the whole text.
-            drafted: Draft tokens after `ids`. They are kept as far as their bytes match the text.
-                After them, tokens in both vocabularies are mapped one to one, and the bytes between
-                are tokenized again.
+            drafted: Draft tokens after `ids`. They are kept as long as their bytes match the text.
+                In the rest of the text, tokens that both vocabularies have are mapped one to one,
+                and all other bytes are tokenized again.
 
         Returns:
             Number of tokens of `drafted` that are kept.

@@ -26,14 +26,14 @@ _PARTS = re.compile(rb"(\xff[^\xff]*\xff)")
 
 
 def special_piece(name: str) -> bytes:
-    """Return the byte string of a special token: its name between marks that no text contains."""
+    """Return the byte string of a special token: its name between two `SPECIAL_MARK`s."""
     return SPECIAL_MARK + name.encode() + SPECIAL_MARK
 
 
 @renamed_members(spelt="decode")
 @dataclass(frozen=True)
 class Vocabulary:
-    """Byte strings of a tokenizer's ids, and its tokenization.
+    """The bytes of each id of a tokenizer, and the tokenization of texts.
 
     Attributes:
         pieces: Bytes of each id; empty for ids that only pad an embedding.
@@ -61,7 +61,7 @@ class Vocabulary:
         """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
-            raise ValueError("it is no fast tokenizer (tokenizer.json)")
+            raise ValueError("it is not a fast tokenizer (tokenizer.json)")
         spell = _piece_decoder(json.loads(backend.to_str()))
         named = {
             tokenizer.eos_token_id: special_piece("eos"),
@@ -163,9 +163,7 @@ def _piece_decoder(tokenizer_json: Mapping[str, Any]) -> Callable[[str], bytes]:
             if re.fullmatch(r"<0x[0-9A-F]{2}>", token)
             else token.replace("\u2581", " ").encode()
         )
-    raise ValueError(
-        f"its tokens are put together by {', '.join(kinds) or 'nothing that it names'}"
-    )
+    raise ValueError(f"unknown decoder of tokens: {', '.join(kinds) or 'none'}")
 
 
 class Translation:
@@ -190,7 +188,7 @@ class Translation:
         )
 
     def to_target_logits(self, out: ModelOutput) -> ModelOutput:
-        """Return a draft's logits over target ids. Ids that are not shared get -inf."""
+        """Return a draft's logits over target ids. Ids that the draft does not have get -inf."""
         rows = out.rows
         ours = rows.new_full((*rows.shape[:-1], len(self.target.pieces)), -torch.inf)
         ours[..., self._at] = rows[..., self._rows]
@@ -201,9 +199,9 @@ class Translation:
         return self._ids[tokens]
 
     def spell_in_draft(self, token: int) -> list[int]:
-        """Return the draft ids with the bytes of a target token; one id if the token is shared.
+        """Return the draft ids that spell a target token; one id if both vocabularies have it.
 
-        Return an empty list if there are none, or if another target id has the same bytes.
+        Return an empty list if no ids spell it, or if another target id has the same bytes.
         """
         piece = self.target.pieces[token]
         if self.target.ids.get(piece) != token:
@@ -216,8 +214,9 @@ class Translation:
     def to_target_ids(self, before: Sequence[int], ids: Sequence[int]) -> list[int]:
         """Return the target tokens of draft tokens that follow a text.
 
-        A target token may cross the border, so the last tokens of the text are tokenized together
-        with the draft. If these change, the draft is tokenized alone.
+        A target token may contain both the end of the text and the beginning of the draft. So the
+        last tokens of the text are tokenized together with the draft. If this changes them, the
+        draft is tokenized alone.
 
         Args:
             before: Last target tokens of the text.

@@ -1,7 +1,7 @@
-"""The draft process of a worker: it loads the draft model and handles orders.
+"""Main function of the draft process: it loads the draft model and handles orders.
 
-The process ends when its parent ends for any reason. On Linux the kernel sends a signal. On other
-systems the process notices that the other end of the doorbell is closed.
+The process ends when its parent ends for any reason. On Linux the kernel kills it. On other systems
+it notices that the other end of the doorbell is closed.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from specbench_cli.engine.workspace import Workspace
 from specbench_cli.errors import MethodFault, SpecbenchError, message_of, to_one_line
 
 START, ORDER = 1, 2
-"""Signals from the target: a request is in the pipe, or an order is in shared memory."""
+"""Signals to the draft process: a request is in the pipe, or an order is in shared memory."""
 
 READY, REPLY, FAILED = 1, 2, 3
-"""Signals from the drafter: the draft is loaded, a reply is in shared memory, or an error is in the
-pipe."""
+"""Signals from the draft process: the draft model is loaded, a reply is in shared memory, or an
+error is in the pipe."""
 
 ROLES: tuple[Role, ...] = get_args(Role)
 FORWARD_FIELDS = 8
-"""Number of integers that encode a forward. The share is stored as the bits of a double."""
+"""Number of integers that encode a forward in a reply. One of them has the bits of a double."""
 
 CAPACITY_STEP = 512
-"""Number of rows by which the capacity of states grows."""
+"""The capacity of states is a multiple of this number of rows."""
 
 
 def serve(
@@ -75,7 +75,7 @@ def serve(
             bell.ring(0, FAILED)
             return
         gc.collect()
-        gc.freeze()  # the draft model lives until the process ends
+        gc.freeze()  # garbage collection need not look at the model again
         pipe.send(decoder.name)
         bell.ring(0, READY)
         with torch.inference_mode():
@@ -91,7 +91,7 @@ def _handle_orders(
     orders: MessageBuffer,
     replies: MessageBuffer,
 ) -> None:
-    """Handle orders in sequence, and send one reply to each."""
+    """Handle orders one after another, and send a reply to each."""
     workspace = Workspace({"draft": decoder}, 0)
     while True:
         received = bell.wait()
@@ -109,7 +109,7 @@ def _handle_orders(
             took = session.meter.take()
             if len(took) != decoder.ran - ran:
                 raise MethodFault(
-                    f"its drafter ran {decoder.ran - ran} forwards where its meter has {len(took)}"
+                    f"the drafter ran {decoder.ran - ran} forwards, but recorded {len(took)}"
                 )
             encoded = _encode_forwards(took)
             ints = () if answer is None else answer.ints
@@ -123,7 +123,7 @@ def _handle_orders(
 
 
 def import_by_path(module: str, file: str | None) -> None:
-    """Import the module of a drafter class. A plug-in's module can be imported only by its file."""
+    """Import the module of a drafter class. The module of a plug-in is imported from its file."""
     if file is None or module in sys.modules or importlib.util.find_spec(module) is not None:
         return
     spec = importlib.util.spec_from_file_location(module, file)
@@ -136,7 +136,7 @@ def import_by_path(module: str, file: str | None) -> None:
 def _create_drafter(
     workspace: Workspace, decoder: Decoder, kind: type[Drafter], params: Any, request: Any
 ) -> tuple[DraftSession, Drafter]:
-    if request.capacity > workspace.capacity:  # large steps: growing takes measured time
+    if request.capacity > workspace.capacity:  # grow in large steps: it takes measured time
         workspace.reserve(-(-request.capacity // CAPACITY_STEP) * CAPACITY_STEP)
     session = DraftSession(request, decoder, workspace.create_allocator())
     return session, kind(session, params)
@@ -151,7 +151,7 @@ def _encode_forwards(forwards: list[Forward]) -> list[int]:
 
 
 def decode_forwards(encoded: tuple[int, ...], model: str, worker: int) -> list[Forward]:
-    """Decode forwards from integers; see `_encode_forwards`."""
+    """Return the forwards that `_encode_forwards` encoded as integers."""
     forwards = []
     for at in range(0, len(encoded), FORWARD_FIELDS):
         role, batch, n_tokens, first, last, t0, t1, bits = encoded[at : at + FORWARD_FIELDS]

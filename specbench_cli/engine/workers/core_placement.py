@@ -16,18 +16,18 @@ _CORES = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True, slots=True)
 class CorePlacement:
-    """Cores of a process, with one thread per core. No cores means no pinning.
+    """CPU cores of a process, which has one thread per core. No cores means no pinning.
 
-    A process that computes on a GPU runs its host work on these cores.
+    A process with a GPU uses these cores for its work on the host.
     """
 
     cores: tuple[int, ...] = ()
 
 
 def split_cores() -> tuple[CorePlacement, CorePlacement]:
-    """Split the cores of this process in two halves. Return the target's, then the draft's.
+    """Split the cores of this process into two halves: the target's and the draft's.
 
-    Hyperthreads of a physical core stay together, because two workers would compete for it.
+    Hyperthreads of a physical core go to the same half, so that the halves do not compete for it.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     cores.sort(key=_physical_core)
@@ -70,12 +70,12 @@ def use_placement(placement: CorePlacement) -> Iterator[None]:
         if placement.cores:
             torch.set_num_threads(threads)
             mine = before.get(os.getpid(), ())
-            for task in _thread_ids():  # threads started meanwhile get the main thread's cores
+            for task in _thread_ids():  # new threads get the cores of the main thread
                 _pin(task, before.get(task, mine))
 
 
 def _thread_ids() -> list[int]:
-    """Return the threads of this process. Those of torch keep their initial cores."""
+    """Return the ids of all threads of this process. Each one must be pinned separately."""
     return [int(task.name) for task in _TASKS.iterdir()] if _TASKS.is_dir() else []
 
 

@@ -1,4 +1,4 @@
-"""Drafter of a parallel method: a state machine, and the session that it may use."""
+"""Base class of the drafters of parallel methods, and the session that a drafter uses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TARGET, DRAFTER = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A request as a worker needs it before it starts.
+    """Description of a request for a drafter. It can be sent to another process.
 
     Attributes:
         capacity: Number of rows that its states need.
@@ -46,14 +46,14 @@ class DraftRequest:
 
 @renamed_members(since="pending_tokens")
 class DraftSession:
-    """The drafting half of a session, as the interface of a drafter.
+    """Interface through which a drafter drafts for one request.
 
     Attributes:
         model: The draft model, metered.
         text: The prompt, the committed tokens that the drafter received, and its own draft tokens.
-            The drafter maintains it. The rows of its states belong to these tokens.
+            The drafter must update it. The rows of its states belong to these tokens.
         prompt_length: Number of prompt tokens.
-        chooser: Chooser of draft tokens. Its positions are those of the output.
+        chooser: Chooser of draft tokens. Positions are indices in the output.
         states: Allocated states, each with its model.
     """
 
@@ -94,11 +94,11 @@ class DraftSession:
 
 @renamed_members(desk="session")
 class Drafter(ABC):
-    """The drafting side of a parallel method, which maps orders to answers.
+    """The drafting side of a parallel method. It handles orders and returns answers.
 
-    It has no other input or output, so any worker can run it. Define the class at the top level of
-    a module, so that another process can import it. Answers must depend only on the prompt, the
-    orders and `session.chooser`.
+    Answers must depend only on the prompt, the orders and `session.chooser`, so that the drafter
+    can run in any worker. Define the class at the top level of a module, so that another process
+    can import it.
     """
 
     def __init__(self, session: DraftSession, params: MethodParams) -> None:

@@ -1,4 +1,4 @@
-"""Messages between workers: a few integers and, if needed, rows of distributions."""
+"""Messages between the target's process and a drafter: integers, and rows of distributions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ class Message:
     """An order to a drafter, or its answer.
 
     Attributes:
-        ints: Integers, such as tokens and lengths. Both sides define their meaning.
+        ints: Integers, such as tokens and lengths. The method defines their meaning.
         rows: [k, V] float32, distributions that tokens were drawn from, or log-probabilities. None
-            if no distribution is needed. The sender's rows are on its device; the receiver gets a
-            copy on its own device.
+            if none are needed. The receiver gets a copy on its own device.
     """
 
     ints: tuple[int, ...]

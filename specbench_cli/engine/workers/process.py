@@ -1,8 +1,8 @@
 """Drafters in a separate process, on other cores or another GPU.
 
-The process is a new interpreter that loads the draft model and serves one request after another. It
-ends when its transport is closed, when it does not answer in time, or when its parent ends.
-Integers and distributions go through shared memory. Nothing is pickled during decoding.
+The process is a new interpreter that loads the draft model and handles one request after another.
+It ends when its transport is closed, when it does not answer in time, or when its parent process
+ends. Messages go through shared memory. Nothing is pickled during decoding.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ProcessTransport(Transport):
     Args:
         target: Cores of this process.
         draft: Cores of the draft process.
-        timeout: Seconds without an answer until a worker counts as lost.
+        timeout: Seconds to wait for an answer before the worker counts as lost.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ProcessTransport(Transport):
 
 
 class DraftProcess:
-    """The parent's handle of the draft process.
+    """Handle of the draft process in the parent process.
 
     Attributes:
         pid: PID of the process.
@@ -151,7 +151,7 @@ class DraftProcess:
             self._wait_for_signal(LOAD_TIMEOUT_S)
             self.model = self._pipe.recv()
         while self.last_reply < self.last_order:
-            with suppress(MethodFault):  # it belongs to a request that has ended
+            with suppress(MethodFault):  # an error of a request that has already ended
                 self._wait_for_signal(self._timeout)
         self.send_signal(number, START)
         try:
@@ -228,7 +228,7 @@ class DraftProcess:
         raise WorkerLost(f"the draft's worker (process {self.pid}) {how}", hint=_HINT)
 
 
-_HINT = "if memory ran out, choose a smaller --draft or --dtype; then go on with the run"
+_HINT = "if memory ran out, choose a smaller --draft or --dtype; then resume the run"
 
 
 class ProcessWorker(Worker):

@@ -1,4 +1,4 @@
-"""Lifetime of child processes: they end with their parent, and leave Ctrl-C to it."""
+"""Lifetime of child processes: they end with their parent, and only the parent handles Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def exit_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends. Only on Linux.
+    """Make the kernel kill this process when its parent ends. Only on Linux.
 
     Args:
         parent: PID of the parent, which may have ended already.
@@ -29,18 +29,19 @@ def exit_with_parent(parent: int) -> None:
 
 @contextmanager
 def block_interrupts(context: BaseContext | None = None) -> Iterator[None]:
-    """Start processes that ignore Ctrl-C from the beginning.
+    """Context for starting processes that ignore Ctrl-C from the beginning.
 
-    A new process imports for seconds before it can set a signal handler. New interpreters also do
-    not import modules from the working folder.
+    A new process imports modules for seconds before it can set a signal handler. In addition, new
+    interpreters do not import modules from the working folder.
 
     Args:
-        context: Context of multiprocessing, if it starts the process.
+        context: The multiprocessing context that starts the process, if there is one.
     """
     with ExitStack() as stack:
         if context is not None and context.get_start_method() == "spawn":
             stack.enter_context(_safe_path())
-            # Spawning would start the tracker, and its start unblocks interrupts.
+            # Spawning a process would start the tracker, which unblocks interrupts. Start it
+            # before.
             resource_tracker.ensure_running()
         if hasattr(signal, "pthread_sigmask"):
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

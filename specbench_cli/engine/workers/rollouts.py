@@ -1,9 +1,10 @@
-"""Prepared draft windows: the draft model continues several possible outcomes in advance.
+"""Draft windows that are prepared in advance, for parallel methods such as Mirror and SSD.
 
-While the target verifies a window of draft tokens, the drafter guesses outcomes. An outcome is the
-number of accepted tokens and the token after them. For each guess the draft model drafts the next
-window, as a branch of the present window. Each forward extends all branches by one level. If the
-real outcome has a branch, that branch is the next window, and its cache rows are kept.
+A window is the chain of draft tokens of one step. While the target verifies a window, the drafter
+guesses outcomes of the verification: the number of accepted tokens, and the token after them. For
+each guess, the draft model drafts the next window in advance, as a branch of the current one. Each
+forward extends all branches by one token. If a guess was right, its branch is the next window, and
+its rows stay in the draft model's cache.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from specbench_cli.engine.workers.drafter import Drafter, DraftSession
 from specbench_cli.engine.workers.message import Message
 
 Guess = tuple[int, int]
-"""Outcome of a window: the number of accepted tokens, and the token after them."""
+"""Guessed outcome of a verification: the number of accepted tokens, and the token after them."""
 
 
 def guess_outcomes(ranked: Tensor, window: Sequence[int], width: int, limit: int) -> list[Guess]:
-    """Return the likeliest outcomes of a window of m tokens, from the best tokens per position.
+    """Return the most likely outcomes of a window of m tokens.
 
-    The rejected token itself is never the recovered token, so it is no guess.
+    The token after a rejected token is never that token itself, so this is not guessed.
 
     Args:
-        ranked: Tokens [m + 1, width + 1], or as wide as the vocabulary, best first.
+        ranked: Most likely tokens of each position, best first, [m + 1, width + 1]. The rows may be
+            shorter if the vocabulary is.
         width: Maximum number of guesses per number of accepted tokens.
-        limit: Remaining token budget after the text. An outcome uses its accepted tokens and one
-            more.
+        limit: Remaining token budget. An outcome commits its accepted tokens and one more.
 
     Returns:
-        Outcomes sorted by the number of accepted tokens, without those that use up the budget.
+        Outcomes sorted by the number of accepted tokens, without those that exhaust the budget.
     """
     found: list[Guess] = []
     for accepted, row in enumerate(host.numbers(ranked)[: max(0, limit - 1)]):
@@ -57,8 +58,8 @@ class Window:
     Attributes:
         tokens: The draft tokens.
         q: [m, V], the distributions that they were drawn from. None without a draw.
-        reused: Whether the window was prepared before the outcome was known.
-        prepared: Number of outcomes with a prepared window.
+        reused: Whether the window was prepared in advance.
+        prepared: Number of windows that were prepared in advance.
     """
 
     tokens: tuple[int, ...]
@@ -74,7 +75,7 @@ class _Level:
     Attributes:
         first: Index of the level's first row, counted from the end of the text.
         rows: Logits [b, V'] after each branch.
-        next: Tokens drawn from them, for the branches that continue. These are the first ones.
+        next: Next tokens of the branches that continue. These are the first branches.
     """
 
     first: int
@@ -83,16 +84,15 @@ class _Level:
 
 
 class Rollouts:
-    """A draft model that drafts windows and prepares possible next ones.
+    """Drafting of windows, and of possible next windows in advance, with one draft model.
 
-    In each round `settle` returns a window. While the target verifies it, `complete` and `prepare`
-    run. The model's state has the rows of the committed text, of the window, and of the branches,
-    level by level. `session.text` has the committed text and the window.
+    In each step `settle` returns a window. While the target verifies it, the drafter calls
+    `complete` and `prepare`. The model's state has the rows of the committed text, of the window,
+    and of the branches, level by level. `session.text` has the committed text and the window.
 
-    The last token of a prepared window is drawn when the window is used, so no random number is
-    drawn for a token without a forward. With sampling, branches are drawn independently of each
-    other and of the outcome. The used branch is thus a draw from the draft distribution after its
-    outcome.
+    Under sampling, a branch is drawn independently of the other branches and of the outcome. So a
+    branch that becomes the next window is a valid draw from the draft distribution. The last token
+    of a branch is drawn only when the branch is used.
 
     Args:
         length: Number of tokens in a window.
@@ -114,10 +114,10 @@ class Rollouts:
         self._state.commit(0, range(self._root))
 
     def settle(self, accepted: int, token: int, limit: int) -> Window:
-        """Return the window after an outcome. Draft it now if it was not prepared.
+        """Return the window after an outcome. If it was not prepared, draft it now.
 
         Args:
-            accepted: Number of committed tokens of the present window; 0 without a window.
+            accepted: Number of accepted tokens of the current window. 0 if there is none.
             token: The committed token after them.
             limit: Remaining token budget after that token; 0 if the output ends.
         """
@@ -144,13 +144,13 @@ class Rollouts:
         )
 
     def complete(self) -> None:
-        """Process the last token of the window, so that all branches have their parent rows."""
+        """Process the last token of the window, so that branches after it are possible."""
         if self._limit > 1:
             out = self._model.forward(Tokens(self._picks[-1][0][None]), self._state)
             self._logits.append(cast(Tensor, out.logits)[:, -1])
 
     def guess(self, width: int) -> list[Guess]:
-        """Return the likeliest outcomes by the draft model. Call it after `complete`.
+        """Return the most likely outcomes according to the draft model. Call it after `complete`.
 
         Args:
             width: Maximum number of guesses per number of accepted tokens.
@@ -163,9 +163,9 @@ class Rollouts:
         return guess_outcomes(ranked, self._session.text[self._root :], width, self._limit)
 
     def prepare(self, outcomes: Iterable[Guess]) -> None:
-        """Draft the windows after the given outcomes. Call it after `complete`."""
+        """Draft the next window for each of several outcomes. Call it after `complete`."""
         useful = (guess for guess in outcomes if guess[0] + 1 < self._limit)
-        ordered = sorted(useful, key=lambda guess: guess[0])  # the highest branches first
+        ordered = sorted(useful, key=lambda guess: guess[0])  # the longest branches first
         accepted_counts = [accepted for accepted, _ in ordered]
         heights = [min(self._length, self._limit - accepted - 1) for accepted in accepted_counts]
         device, first = self._session.device, len(self._session.text) - self._root
@@ -206,7 +206,7 @@ class Rollouts:
             x = Tokens(self._picks[-1][0][None])
 
     def _take(self, accepted: int, branch: int) -> None:
-        """Make a branch the window. Keep its rows and the accepted rows of the previous window."""
+        """Make a branch the current window. Keep its rows and those of accepted tokens."""
         levels = [level for level in self._levels if branch < len(level.rows)]
         one = slice(branch, branch + 1)
         rows = [*range(accepted), *(level.first + branch for level in levels)]
@@ -221,14 +221,15 @@ class Rollouts:
 # ---- drafter and target side --------------------------------------------------------------------
 
 SETTLE, COMPLETE, PREPARE = range(3)
-"""Orders: send an outcome and get a window, complete the window, and prepare next windows."""
+"""Orders to a `Preparer`: send an outcome and get a window, complete the window, prepare
+windows."""
 
 
 class Preparer(Drafter):
-    """A drafter that answers an outcome with the next window, prepared or not.
+    """A drafter that answers an outcome with the next window.
 
-    It handles orders to prepare before the outcome that follows them. So the prepared windows do
-    not depend on the speed of either side.
+    It always finishes an order to prepare windows before it handles the next outcome. So its
+    answers do not depend on the speed of either side.
     """
 
     rollouts: Rollouts
@@ -248,17 +249,21 @@ class Preparer(Drafter):
 
     @abstractmethod
     def prepare(self, outcomes: Sequence[Guess]) -> None:
-        """Prepare windows. `outcomes` are the likely outcomes by the target's side."""
+        """Prepare windows.
+
+        Args:
+            outcomes: Likely outcomes that the target's side sent.
+        """
 
 
 class DraftWindows:
-    """The target's side: the draft windows of a session, one after each outcome.
+    """The method's side of a `Preparer`: it sends outcomes and receives windows.
 
     Args:
-        kind, params: As in `Session.start_worker`. The drafter starts its prefill.
+        kind, params: As in `Session.start_worker`.
 
     Attributes:
-        ids: Tokens of the present window.
+        ids: Tokens of the current window.
     """
 
     ids: Sequence[int] = ()
@@ -277,9 +282,9 @@ class DraftWindows:
         """Wait for the window after the last outcome, and return it.
 
         Returns:
-            A chain, and counts for `Step.extra`. "prepared" is the number of outcomes with a
-                prepared window. "reused" is 1 if the real outcome had one, "missed" is 1 if not.
-                Both are 0 for the first window and for an empty one at the end of the budget.
+            A chain, and counts for `Step.extra`. "prepared" is the number of prepared windows.
+            "reused" is 1 if this window was prepared, "missed" is 1 if not. Both are 0 for the
+            first window, and for an empty one at the end of the budget.
         """
         answer = self._worker.receive()
         reused, prepared, *self.ids = answer.ints
@@ -288,7 +293,7 @@ class DraftWindows:
         return self._session.chain(self.ids, answer.rows), counts
 
     def complete(self) -> None:
-        """Order the drafter to process the window's last token, before any `prepare`."""
+        """Order the drafter to process the window's last token. Call it before `prepare`."""
         self._worker.send(Message((COMPLETE,)))
 
     def prepare(self, outcomes: Iterable[Guess] = ()) -> None:

@@ -1,7 +1,8 @@
 """Shared memory between two processes, and a doorbell that signals new messages.
 
-A doorbell is a socket. Its system calls ensure that the receiver sees all memory writes made before
-the signal. The shared memory has no name, so it is freed when both processes end for any reason.
+A doorbell is a pair of sockets. The system calls on a socket guarantee that the receiver of a
+signal sees all earlier writes to the shared memory. The memory has no name, so the system frees it
+when both processes end for any reason.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from torch import Tensor
 from specbench_cli.errors import MethodFault
 
 SLOTS = 8
-"""Number of messages in a buffer, and maximum number of open orders."""
+"""Number of messages in a buffer. It is also the maximum number of orders without a reply."""
 
 MAX_INTS = 1 << 13
 """Maximum number of integers in a message."""
 
 SPIN_NS = 100_000
-"""Time to busy-wait for a signal before sleeping, in ns: about the time that waking up takes."""
+"""Time to busy-wait for a signal before sleeping, in ns. Waking up takes about as long."""
 
 _HEADER = struct.Struct("=3q")
 _SIGNAL = struct.Struct("=2q")
@@ -38,10 +39,10 @@ _ROWS_OFFSET = _HEADER.size + 8 * MAX_INTS
 
 
 class MessageBuffer:
-    """Shared buffer of numbered messages with integers and float32 rows.
+    """Ring buffer in shared memory for numbered messages of integers and float32 rows.
 
-    One side writes, and the other reads. Message n is available until message n + `SLOTS` is
-    written. A buffer can be passed to a spawned process, which then uses the same memory.
+    One process writes and the other reads. Message n + `SLOTS` overwrites message n. A buffer can
+    be passed to a spawned process, which then uses the same memory.
     """
 
     def __init__(self, fd: int) -> None:
@@ -78,7 +79,9 @@ class MessageBuffer:
         n, at = len(ints), number % SLOTS * self._stride
         k, width = (-1, 0) if rows is None else rows.shape
         if n > MAX_INTS or k * width > self._max_floats:
-            raise MethodFault(f"a message of {n} numbers and {k} rows of {width} does not fit")
+            raise MethodFault(
+                f"a message of {n} integers and {k} rows of {width} numbers is too large"
+            )
         _HEADER.pack_into(self._memory, at, n, k, width)
         struct.pack_into(f"={n}q", self._memory, at + _HEADER.size, *ints)
         if rows is not None and k * width:
@@ -108,7 +111,7 @@ def _attach(descriptor: Any) -> MessageBuffer:
 
 
 class Doorbell:
-    """One end of a doorbell, whose signals are two integers."""
+    """One end of a doorbell. A signal consists of two integers."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)

@@ -23,10 +23,10 @@ Job = Callable[[], None]
 class ThreadTransport(Transport):
     """Transport with one thread for the drafters of a workspace, started on first use.
 
-    The thread uses the draft model of the workspace. No other thread may run it meanwhile.
+    The thread uses the draft model of the workspace, so no other thread may run that model.
 
     Args:
-        timeout: Seconds without an answer until a worker counts as lost.
+        timeout: Seconds to wait for an answer before the worker counts as lost.
     """
 
     def __init__(self, *, timeout: float = 30.0) -> None:
@@ -58,7 +58,7 @@ class ThreadTransport(Transport):
             thread.join(self._timeout)
 
     def _abandon(self) -> None:
-        """Drop the thread without waiting. It ends after its present job."""
+        """Drop the thread without waiting for it. It ends after its current job."""
         self._jobs.put(None)
         self._jobs, self._thread = SimpleQueue(), None
 
@@ -105,7 +105,7 @@ class ThreadWorker(Worker):
             self._abandon()
             raise WorkerLost(
                 f"the draft's worker (a thread) did not answer within {seconds:g} s",
-                hint="go on with the run; if it hangs again, draft on another device: --devices",
+                hint="resume the run; if it hangs again, draft on another device with --devices",
             ) from None
         if isinstance(reply, Exception):
             raise reply

@@ -1,7 +1,8 @@
-"""Transports between the target and a drafter: orders to the drafter, replies back.
+"""Transports, which run drafters in parallel with the target and carry messages to them.
 
-A transport decides where drafters run. With every transport, each order gets one reply, replies
-have the sequence of the orders, and each reply includes the drafter's forwards.
+A method sends *orders* to its drafter, and gets a *reply* to each, in the same order. A transport
+decides where drafters run: in the same thread, in another thread, or in another process. Each reply
+includes the forwards that the drafter has run since the last reply.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ from specbench_cli.former_names import renamed_members
 
 @dataclass(frozen=True, slots=True)
 class WorkerRequest:
-    """A request that needs a drafter.
+    """Everything that a transport needs to start a drafter for a request.
 
     Attributes:
         drafter_class: Class of the drafter.
         params: Parameters of the method.
-        request: The request as the drafter gets it.
+        request: Description of the request for the drafter.
         decoders: Decoders of the run, by role.
         decoder_factories: Functions that load a decoder in another process, by role.
         meter: Trace of the request, which records the drafter's forwards.
         allocate_state: Allocator of states, for drafters in the request's own process.
-        chooser: Chooser of tokens, for drafters in the request's own process. None creates one.
+        chooser: Chooser of draft tokens, for drafters in the request's own process. None creates
+            one.
     """
 
     drafter_class: type[Drafter]
@@ -61,7 +63,7 @@ class WorkerRequest:
 
 @renamed_members(desk="session", settle="drain")
 class Worker(ABC):
-    """The target's handle of a drafter that works on one request.
+    """Handle through which a method uses its drafter, for one request.
 
     Args:
         meter: Trace that records the drafter's forwards and the messages.
@@ -79,7 +81,7 @@ class Worker(ABC):
         return None
 
     def send(self, message: Message) -> None:
-        """Send an order without waiting. An inline drafter handles it before this returns."""
+        """Send an order without waiting. An inline drafter handles it before this call returns."""
         self._last_order += 1
         self._sent_ns[self._last_order] = (time.perf_counter_ns(), message.nbytes)
         self._send_order(self._last_order, message)
@@ -98,7 +100,7 @@ class Worker(ABC):
             reply = self._receive_reply(timeout)
             if reply.message is not None and reply.number > self._last_cancelled:
                 return reply.message
-        raise MethodFault("waits for an answer where no order is open")
+        raise MethodFault("the method waits for an answer, but no order is open")
 
     def cancel(self) -> None:
         """Cancel all orders sent so far.
@@ -115,7 +117,7 @@ class Worker(ABC):
         self._meter.merge(self._remaining_forwards(), used=False)
 
     def _remaining_forwards(self) -> Sequence[Forward]:
-        """Return the forwards that no reply included, e.g. if there was no order."""
+        """Return the forwards that no reply included, e.g. those of the prefill."""
         return ()
 
     def _receive_reply(self, timeout: float | None) -> Reply:
@@ -140,7 +142,7 @@ class Worker(ABC):
 
 
 class Transport(ABC):
-    """Base class of transports: where the drafters of a workspace run, for all its requests."""
+    """Base class of transports. A transport runs the drafters of a workspace."""
 
     @abstractmethod
     def start_worker(self, request: WorkerRequest) -> Worker:
@@ -148,7 +150,7 @@ class Transport(ABC):
 
     @property
     def pid(self) -> int | None:
-        """PID of the draft process, or None if there is no other process."""
+        """PID of the draft process, or None if drafters run in this process."""
         return None
 
     @property
@@ -158,9 +160,9 @@ class Transport(ABC):
 
     @contextmanager
     def pin_target(self) -> Iterator[None]:
-        """Pin this process to the target's cores while a drafter runs in parallel.
+        """Context in which this process is pinned to the target's cores.
 
-        The context restores the previous state.
+        At the end it restores the previous cores.
         """
         yield
 
@@ -169,7 +171,7 @@ class Transport(ABC):
 
 
 class InlineTransport(Transport):
-    """Transport whose drafters run in `send`, in the caller's thread, for audits and tests."""
+    """Transport that runs the drafter inside `Worker.send`, for audits and tests."""
 
     def start_worker(self, request: WorkerRequest) -> Worker:
         """See `Transport`."""

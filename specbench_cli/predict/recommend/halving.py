@@ -162,7 +162,7 @@ class TimeEstimates:
         self.output_overhead_s = max(0.0, rest / max(1, len(round_.records)))
         self.round_overhead_s = max(
             0.0, self.round_overhead_s + min(0.0, rest)
-        )  # the first one loaded more
+        )  # the pilot round also loaded files for the first time
 
     def prompt_s(self, rows: Iterable[str]) -> float:
         """Return the time of one prompt for vanilla and some candidates.

@@ -185,7 +185,7 @@ def recommend(journal: Journal, folder: Path, view: RunView, force: bool = False
     permission.check(permission.collect_requests(journal.config, place), str(place))
     view.stage("loading methods")
     check_plugins(journal.config)
-    load_plugins(journal.config)  # when resumed, no plug-in is loaded yet
+    load_plugins(journal.config)  # a resumed recommendation has not loaded them yet
     candidates = _candidates(journal)
     rounds = RoundRunner(journal, folder, view, force)
     budget = journal.minutes * 60

@@ -197,5 +197,5 @@ def test_a_batch_size_between_two_table_entries_takes_the_larger_ones_length():
 def test_a_load_aware_rule_needs_a_drafting_model():
     params = LengthParams(length="synergy")
     assert params.by_load and params.levels == params.max
-    with pytest.raises(MethodFault, match="needs to know which model drafts"):
+    with pytest.raises(MethodFault, match="needs the draft model"):
         create_length_rule(params, Text())

@@ -118,7 +118,7 @@ def test_parts_are_metered_by_layers_and_captured_layers_come_from_both(
 @pytest.mark.parametrize("layer", [0, -1, 99])
 def test_an_exit_before_the_first_layer_is_refused(tiny_checkpoint: Maker, layer: int) -> None:
     target = metered(tiny_checkpoint, "llama", hosted=False)
-    with pytest.raises(MethodFault, match=r"no exit behind layer -?\d+: it has 3 layers"):
+    with pytest.raises(MethodFault, match=r"cannot exit after -?\d+ layers: it has 3 layers"):
         PausedForward(target, target.new_state(4)).begin(Tokens(some_ids(3)), layer)
 
 
@@ -145,11 +145,11 @@ def test_a_started_score_must_be_completed() -> None:
     session = create_tiny_models().open(5, Sampling())
     session.prefill()
     half = session.begin_score(session.chain(()), 1)
-    with pytest.raises(MethodFault, match="was left that said nothing"):
+    with pytest.raises(MethodFault, match="was called without logits"):
         half.exit_early(copy=False)
     half.end()
     for again in (half.end, half.exit_logits, lambda: half.exit_early(copy=False)):
-        with pytest.raises(MethodFault, match="has ended, or was left, does not go on"):
+        with pytest.raises(MethodFault, match="has already ended"):
             again()
 
 
@@ -259,7 +259,7 @@ def test_a_paused_forward_does_not_go_back(tiny_checkpoint: Maker) -> None:
     target = metered(tiny_checkpoint, "llama", hosted=False)
     halted = PausedForward(target, target.new_state(9))
     halted.begin(Tokens(some_ids(4)), 2, early=False)
-    with pytest.raises(MethodFault, match="has run 2 layers does not go back to layer 1"):
+    with pytest.raises(MethodFault, match="has run 2 layers already and cannot go back to layer 1"):
         halted.run_to(1)
 
 

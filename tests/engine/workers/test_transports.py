@@ -244,7 +244,7 @@ def test_an_error_of_the_drafter_is_reported_and_the_worker_goes_on(where, reque
 
 def test_a_message_that_is_too_large_is_refused():
     block = MessageBuffer.create(2, 4)
-    with pytest.raises(MethodFault, match="3 rows of 4 does not fit"):
+    with pytest.raises(MethodFault, match="3 rows of 4 numbers is too large"):
         block.write(1, (), torch.zeros(3, 4))
     block.close()
 
