@@ -315,7 +315,7 @@ class Bench:
         return ids
 
     def stop_rule(self, budget: int) -> StopRule:
-        """Return the stop rule of the run with a budget of new tokens."""
+        """Return the rule that stops decoding: at EOS, or after `budget` new tokens."""
         return StopRule(eos=self.facts["target"].eos, max_new_tokens=budget)
 
     def create_request(

@@ -79,7 +79,10 @@ MAX_NOISY_SHARE = 0.1
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Result of a probe; see the attributes of `Costs` with the same names."""
+    """Costs that a probe measured, without the facts about machine and models.
+
+    The attributes are those of `Costs` with the same names.
+    """
 
     curves: dict[str, CostCurve]
     host: HostCost

@@ -57,7 +57,7 @@ class RepeatProgress:
         *,
         loads_judge: bool,
     ) -> None:
-        """Begin a repeat.
+        """Start counting prompts and estimating the time left of a repeat.
 
         Args:
             number: Number of the repeat, and of its load.

@@ -1,27 +1,28 @@
 """Bootstrap-t intervals of speedups: paired, clustered and stratified, on the log scale.
 
 The speedup of a method is R = X / Y, where X is the sum of the baseline's times and Y the sum of
-the method's times. Questions (clusters) are resampled within families (strata). If there are
-several processes (passes), they are resampled too; both are crossed (Owen, "The pigeonhole
-bootstrap", Ann. Appl. Stat. 1, 2007).
+the method's times. The bootstrap resamples questions (clusters) within task families (strata). If
+the run has several processes (passes), it resamples them, too, independently of the questions
+(Owen, "The pigeonhole bootstrap", Ann. Appl. Stat. 1, 2007).
 
-The variance of log R is the jackknife variance. It adds the variances of all sets of units (Efron &
-Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 11; strata as in Davison & Hinkley,
-"Bootstrap Methods and their Application", 1997, section 3.2):
+The variance of log R is a jackknife variance. Its parts are the clusters of each stratum, and the
+passes (Efron & Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 11; strata as in
+Davison & Hinkley, "Bootstrap Methods and their Application", 1997, section 3.2):
 
     var  = sum_s (n_s-1)/n_s sum_{c in s} (l_c - mean_s l)^2    over the strata s of n_s clusters
          + (P-1)/P sum_p (l_p - mean l)^2                       if there are P > 1 passes
     l_u  = log R without unit u, with the rest of its stratum weighted up, minus log R
 
-If times are skewed, the delta method often gives a variance that is far too small. The jackknife
-does so less often, and its intervals cover the true value more often (docs/statistics.md).
+If times are skewed, the variance of the delta method is often far too small. The jackknife is too
+small less often, so its intervals cover the true value more often (docs/statistics.md).
 
 The interval is a bootstrap-t interval (Efron & Tibshirani, section 12.5):
 log R - t(1-a/2) se <= log rho <= log R - t(a/2) se, where t(q) are the quantiles of
 (log R* - log R) / se*.
 
-Strata with fewer than four clusters are pooled (collapsed strata: Cochran, "Sampling Techniques",
-1977, section 5A.12). This can only widen intervals. A smaller pool joins the smallest stratum.
+Strata with fewer than four clusters are joined (collapsed strata: Cochran, "Sampling Techniques",
+1977, section 5A.12). This can only widen intervals. If they have fewer than four clusters together,
+the smallest other stratum is added.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Counts = NDArray[np.integer[Any]]
 Blocks = tuple[tuple[int, int], ...]
-"""Start and end of each stratum; the units of a stratum are adjacent."""
+"""Start and end index of each stratum. Units (clusters or passes) are sorted by stratum."""
 
 RESAMPLES = 4999
 LEVEL = 0.95
 _MIN_STRATUM = 4
 _ZERO_SE = 1e-9
-"""Relative standard error below which a variation is only rounding."""
+"""Standard error of a log ratio below which its variation is only rounding."""
 MAX_UNDEFINED = 0.01
-"""Maximum share of resamples without a defined speedup, as if all drawn passes are incomplete."""
+"""Maximum share of resamples without a speedup, because all drawn passes lack the method."""
 MAX_INTERVAL_RATIO = 100.0
-"""Maximum ratio of an interval's ends. Wider ones come from a few questions that hardly vary."""
+"""Maximum ratio of the ends of an interval. A wider interval is not reported."""
 _CHUNK = 1 << 17
 """Maximum number of array elements resampled at a time, so that they fit in the cache."""
 _DRAW_BATCH = 256
@@ -58,9 +59,9 @@ _DRAW_BATCH = 256
 class PairedTimes:
     """Times of k methods and of their baseline for the same outputs.
 
-    baseline, method: [k, passes, clusters], in any unit, summed over the turns of a cluster. 0 in
-        both if a pair is missing. A method may be compared with itself (the baseline's own row).
-    strata: [clusters], the stratum of each cluster.
+    baseline, method: [k, passes, clusters], times in any unit, summed over the turns of a cluster.
+        Both are 0 if a pair is missing. The baseline may be one of the methods.
+    strata: [clusters], number of the stratum of each cluster.
     """
 
     baseline: Floats
@@ -72,7 +73,11 @@ class PairedTimes:
 class BootstrapResult:
     """Log speedups and their covariances, as observed and in B resamples.
 
-    theta: [k]. cov: [k, k]. theta_star: [B, k]. cov_star: [B, k, k]. clusters: number of clusters.
+    theta: [k], observed log speedups.
+    cov: [k, k], their covariances.
+    theta_star: [B, k], log speedups of the resamples.
+    cov_star: [B, k, k], their covariances.
+    clusters: Number of clusters.
     """
 
     theta: Floats
@@ -84,7 +89,10 @@ class BootstrapResult:
 
 @dataclass(frozen=True, slots=True)
 class RatioEstimate:
-    """A ratio with its interval. If there is no interval, `reason` says why."""
+    """A ratio with its interval.
+
+    reason: Why there is no interval. None if there is one.
+    """
 
     ratio: float
     low: float | None = None
@@ -93,10 +101,10 @@ class RatioEstimate:
 
 
 def resample(times: PairedTimes, *, resamples: int = RESAMPLES, seed: int = 0) -> BootstrapResult:
-    """Draw the resamples; all methods share the same questions and passes.
+    """Draw bootstrap resamples. All methods share the same resampled questions and passes.
 
     Raises:
-        ValueError: a method has no pair.
+        ValueError: A method has no pair of times.
     """
     x, y = times.baseline, times.method
     if not (x.sum((1, 2)) > 0).all() or not (y.sum((1, 2)) > 0).all():
@@ -121,7 +129,7 @@ def resample(times: PairedTimes, *, resamples: int = RESAMPLES, seed: int = 0) -
 
 
 def _block_bounds(sizes: NDArray[np.integer[Any]]) -> tuple[tuple[int, int], ...]:
-    """Return the start and end of each stratum; strata are adjacent."""
+    """Return the start and end index of each stratum from the sizes of the strata."""
     return tuple(pairwise([0, *np.cumsum(sizes).tolist()]))
 
 
@@ -129,10 +137,11 @@ def _block_bounds(sizes: NDArray[np.integer[Any]]) -> tuple[tuple[int, int], ...
 def _draw_counts(blocks: Blocks, passes: int, resamples: int, seed: int) -> tuple[Counts, Counts]:
     """Return how often each cluster [B, C] and each pass [B, P] is drawn.
 
-    Clusters are drawn within strata. The cache lets two measures of time share the draws.
+    Clusters are drawn within strata. The result is cached, because the resamples of wall time and
+    decode time use the same draws.
     """
     rng, n = np.random.default_rng(seed), blocks[-1][1]
-    # Kept small: 40,000 questions would take 1.6 GB as float64.
+    # A small integer type: 40,000 questions would need 1.6 GB as float64.
     clusters = np.empty((resamples, n), dtype=np.min_scalar_type(n))
     for first, end in blocks:
         size = end - first
@@ -172,7 +181,7 @@ def _estimate_ratio(bootstrap: BootstrapResult, index: int, level: float) -> Rat
 
 
 def studentize(difference: Floats, se: Floats) -> Floats:
-    """Return difference / se. If se is 0: 0 for no difference, else infinity."""
+    """Return difference / se. If se is 0, return 0 for a difference of 0, or else infinity."""
     spread = se > _ZERO_SE
     t = np.divide(difference, se, out=np.zeros_like(difference), where=spread)
     no_spread = ~spread & (np.abs(difference) > _ZERO_SE)
@@ -186,7 +195,10 @@ def _compute_log_ratios(
 ) -> tuple[Floats, Floats]:
     """Return log ratios [B, k] and their covariances [B, k, k] of times [P, k, C].
 
-    Units count `clusters` [B, C] and `passes` [B, P] times.
+    Args:
+        x, y: Times of the baseline and of the methods.
+        clusters: [B, C], how often each cluster is in each resample.
+        passes: [B, P], how often each pass is in each resample.
     """
     n_passes = len(x)
     xc, yc = (np.tensordot(passes, z, axes=1) for z in (x, y))
@@ -204,7 +216,9 @@ def _compute_log_ratios(
 def _compute_jackknife_covariances(x: Floats, y: Floats, counts: Floats, blocks: Blocks) -> Floats:
     """Return covariances [B, k, k] of log ratios of sums over units [B, k, U].
 
-    Units count `counts` [B, U] times. The units of a stratum are adjacent.
+    Args:
+        counts: [B, U], how often each unit is in each resample.
+        blocks: Start and end index of each stratum.
     """
     sums = [
         [z[..., first:end] @ counts[:, first:end, None] for first, end in blocks] for z in (x, y)
@@ -215,7 +229,7 @@ def _compute_jackknife_covariances(x: Floats, y: Floats, counts: Floats, blocks:
         n = end - first
         w, n_others = counts[:, None, first:end], max(n - 1, 1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            # X_-u / X and Y_-u / Y, with the rest of a unit's stratum weighted up
+            # X without unit u / X, and the same for Y; the rest of the stratum gets more weight
             log_ratios, y_ratios = (
                 z[..., first:end] * (-n / n_others / total)
                 for z, total in zip((x, y), totals, strict=True)
@@ -226,7 +240,7 @@ def _compute_jackknife_covariances(x: Floats, y: Floats, counts: Floats, blocks:
             np.log(log_ratios, out=log_ratios)
             all_finite = np.isfinite(log_ratios.sum())
         if not all_finite:
-            log_ratios[~np.isfinite(log_ratios)] = 0.0  # a sum is 0 without this unit
+            log_ratios[~np.isfinite(log_ratios)] = 0.0  # without this unit, a sum is 0
         log_ratios -= log_ratios @ w.swapaxes(1, 2) / n
         log_ratios *= np.sqrt(w * ((n - 1) / n))
         cov += log_ratios @ log_ratios.swapaxes(1, 2)
@@ -234,7 +248,7 @@ def _compute_jackknife_covariances(x: Floats, y: Floats, counts: Floats, blocks:
 
 
 def _pool_strata(strata: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return strata numbered from 0; those too small to resample alone are pooled."""
+    """Return strata numbered from 0. Strata that are too small to resample are joined."""
     _, index, sizes = np.unique(strata, return_inverse=True, return_counts=True)
     small = sizes < _MIN_STRATUM
     if small.any():
@@ -246,24 +260,26 @@ def _pool_strata(strata: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 # ---- rare questions -----------------------------------------------------------------------------
-# An interval only reflects the questions in the run. If one question in fifty is far slower than
-# the others, a run may contain none of them. Then its interval misses the true value
-# (docs/explanations/statistics.md). If a run contains some, this section finds them.
+# An interval depends on the questions in the run. Suppose that one question in fifty is far slower
+# than the others. A run may contain none of them, and then its interval misses the true value
+# (docs/explanations/statistics.md). If a run contains some, the functions below find them.
 
 _FENCE = 3.0
 """Distance of the outer fences from the quartiles, in interquartile ranges (Tukey: Exploratory Data
-Analysis, 1977). If log speedups are normal, 1 in 400,000 questions lies outside."""
+Analysis, 1977). If log speedups are normal, 1 in 400,000 questions is outside of them."""
 _DECISIVE = 0.5
-"""Minimum share of the variance of the log speedup at which rare questions decide it."""
+"""Rare questions decide a speedup if they cause at least this share of its log variance."""
 _MIN_QUESTIONS = 20
-"""Minimum number of questions. With fewer, quartiles are too uncertain and false alarms common."""
+"""Minimum number of questions. With fewer, quartiles are uncertain, so false alarms are common."""
 
 
 @dataclass(frozen=True, slots=True)
 class RareQuestions:
-    """Rare questions of a method: their number, the number of all questions, the other speedup.
+    """Rare questions of a method: outliers that decide its speedup.
 
-    speedup_without: the speedup without the rare questions.
+    count: Number of rare questions.
+    questions: Number of all questions.
+    speedup_without: Speedup without the rare questions.
     """
 
     count: int
@@ -280,7 +296,7 @@ def find_rare_questions(times: PairedTimes) -> list[RareQuestions | None]:
 
 
 def _find_rare_questions(x: Floats, y: Floats) -> RareQuestions | None:
-    """Return the rare questions, given times [questions] of the baseline and one method."""
+    """Return the rare questions from the times [questions] of the baseline and of one method."""
     paired = (x > 0) & (y > 0)
     x, y = x[paired], y[paired]
     if len(x) < _MIN_QUESTIONS:

@@ -1,18 +1,18 @@
-"""Change points of a noisy series.
+"""Detection of change points in a noisy series, such as a speedup over many runs.
 
 Binary segmentation (A. J. Scott and M. Knott, "A Cluster Analysis Method for Grouping Means in the
-Analysis of Variance", Biometrics 30, 1974): test the best split of a series; if it is significant,
-split both parts in turn. With x the values minus their mean,
+Analysis of Variance", Biometrics 30, 1974): find the best split of a series and test it. If it is
+significant, do the same with both parts. With x the values minus their mean,
 
     B_k = n / (k (n - k)) * (sum_{i <= k} x_i)^2
 
-is the sum of squares between the two parts; the best split has the largest B_k. Values beyond the
-outer fences, three interquartile ranges beyond the quartiles (J. W. Tukey, "Exploratory Data
-Analysis", 1977), are clipped to them, so that one extreme run hides no change.
+is the sum of squares between the two parts. The best split has the largest B_k. Values that are
+more than three interquartile ranges beyond the quartiles (outer fences: J. W. Tukey, "Exploratory
+Data Analysis", 1977) are clipped, so that one extreme run does not hide a change.
 
-The p-value comes from permutations: if nothing changed, all orders of the values are equally
-likely. The probability of a false change in a series is thus at most `level` for any distribution
-of the noise, if the runs are independent. A slow drift is reported as a change.
+The p-value is from permutations: if nothing changed, all orders of the values are equally likely.
+So the probability of a false change in a series is at most `level`, for any distribution of the
+noise, if the runs are independent. A slow drift is reported as a change, too.
 
 A few values cannot be significant: if the last k of n values changed, p is at least 2 / C(n, k). At
 level 0.01 a change needs 5 + 5 values, or 3 after 9; at level 0.003, 6 + 6, or 3 after 14.
@@ -34,18 +34,18 @@ MIN_SEGMENT = 3
 """Minimum number of values on each side of a change."""
 DRAWS = 4999
 _FENCE = 3.0
-"""Distance of the fences from the quartiles, in interquartile ranges."""
+"""Distance of the outer fences from the quartiles, in interquartile ranges."""
 _TIE = 1e-9
-"""Relative tolerance for equal sums, which rounding makes differ by the order of addition."""
+"""Relative tolerance for equal sums. They can differ by rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class LevelShift:
     """A change of level.
 
-    at: index of the first value after the change. before, after: medians of the values from the
-        previous
-    change and up to the next one. p: p-value; 0 for series without noise.
+    index: Index of the first value after the change.
+    before, after: Medians of the values since the previous change, and until the next one.
+    p: p-value. 0 for series without noise.
     """
 
     index: int
@@ -57,13 +57,13 @@ class LevelShift:
 def find_level_shifts(
     values: Sequence[float], *, level: float = 0.01, draws: int = DRAWS, seed: int = 0
 ) -> list[LevelShift]:
-    """Return the changes of level in a noisy series, in order of time.
+    """Find the changes of level in a noisy series, in order of time.
 
     Args:
-        values: finite values in order of time.
-        level: maximum probability of a false change in the whole series.
-        draws: number of permutations for each split. `level` * (`draws` + 1) should be at least 1,
-            or no split can be significant.
+        values: Finite values in order of time.
+        level: Maximum probability of a false change in the whole series.
+        draws: Number of permutations for each split. No split can be significant unless
+            `level` * (`draws` + 1) is at least 1.
     """
     series = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(seed)
@@ -80,8 +80,7 @@ def find_level_shifts(
 
 
 def find_exact_changes(values: Sequence[float]) -> list[LevelShift]:
-    """Return the changes in a series without noise: every value that differs from the one
-    before."""
+    """Find the changes in a series without noise: each value that differs from the previous one."""
     series = np.asarray(values, dtype=np.float64)
     indices = (i for i in range(1, len(series)) if not math.isclose(series[i], series[i - 1]))
     return _build_shifts(series, dict.fromkeys(indices, 0.0))
@@ -102,8 +101,10 @@ def _find_split(part: Floats, draws: int, rng: np.random.Generator) -> tuple[int
 
 
 def _compute_split_statistics(values: Floats) -> Floats:
-    """Return B_k of every split with at least `MIN_SEGMENT` values on each side: [..., n] -> [...,
-    splits]."""
+    """Return B_k of each split of values [..., n]: [..., splits].
+
+    Each side of a split has at least `MIN_SEGMENT` values.
+    """
     n = values.shape[-1]
     sizes = np.arange(MIN_SEGMENT, n - MIN_SEGMENT + 1)
     sums: Floats = np.cumsum(values, axis=-1)[..., MIN_SEGMENT - 1 : n - MIN_SEGMENT]
@@ -112,7 +113,7 @@ def _compute_split_statistics(values: Floats) -> Floats:
 
 
 def _clip_to_fences(part: Floats) -> Floats:
-    """Clip values to the fences and subtract their mean."""
+    """Clip values to the outer fences, and subtract their mean."""
     low, high = np.percentile(part, (25, 75))
     reach = _FENCE * (high - low)
     within: Floats = np.clip(part, low - reach, high + reach) if reach else part

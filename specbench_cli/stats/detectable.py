@@ -1,8 +1,9 @@
 """Statistical power before a run: the smallest speedup difference that its comparison would find.
 
-Runs of equal methods are simulated and compared like real runs. In each, a pair of methods would
-have been significantly different if one had been faster by `critical * se - (observed difference)`
-on the log scale. The difference detected with a given power is that quantile of these values.
+Runs of equally fast methods are simulated, and their methods are compared as in a real run. In each
+run, a pair would differ significantly if one method were faster by another
+`critical * se - (observed difference)` on the log scale. The difference that is found with a given
+power is that quantile of these values over all runs and pairs.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from specbench_cli.stats.bootstrap import PairedTimes, resample
 from specbench_cli.stats.simultaneous import critical_value, standard_error
 
 SPREAD = 0.25
-"""Default standard deviation, over questions, of the log ratio of two methods' times. Draft-model
-and lookup methods on the embedded pair have 0.1 to 0.3."""
+"""Default standard deviation of the log ratio of two methods' times, over questions. Methods with a
+draft model or a lookup have 0.1 to 0.3 on the embedded models."""
 POWER = 0.8
 _RESAMPLES = 299
 _MAX_QUESTIONS = 200
@@ -35,9 +36,11 @@ def estimate_detectable_ratio(
     """Return the ratio of two methods' speeds, above 1, that is found with probability `power`.
 
     Args:
-        questions: number of clusters, spread evenly over `families`.
-        methods: number of methods compared at once, including vanilla; at least two.
-        spread: see `SPREAD`.
+        questions: Number of clusters, distributed evenly over the task families.
+        methods: Number of methods in the run, including vanilla. At least two.
+        spread: Standard deviation over questions, as in `SPREAD`.
+        families: Number of task families.
+        power: Probability of finding the difference.
 
     Returns:
         None if no difference, however large, would be found.

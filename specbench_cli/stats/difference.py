@@ -10,7 +10,7 @@ RESAMPLES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class MeanDifference:
-    """A mean difference and its 95% interval; no interval with fewer than two clusters."""
+    """A mean difference and its 95% interval. With one cluster there is no interval."""
 
     mean: float
     low: float | None
@@ -24,14 +24,15 @@ def mean_difference(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> MeanDifference:
-    """Return the mean difference with a cluster bootstrap-t interval (Cameron, Gelbach and Miller,
-    2008).
+    """Return the mean difference with a cluster bootstrap-t interval.
+
+    The method is that of Cameron, Gelbach and Miller, 2008.
 
     The standard error is that of a linearised ratio of sums, because clusters differ in size.
 
     Args:
-        differences: difference of each pair; at least one.
-        clusters: cluster of each pair. Pairs of one cluster are not independent.
+        differences: Difference of each pair, at least one.
+        clusters: Cluster of each pair. Pairs of one cluster are not independent.
     """
     names, index = np.unique(np.asarray(clusters), return_inverse=True)
     sums = np.bincount(index, weights=np.asarray(differences, float))
@@ -42,7 +43,9 @@ def mean_difference(
     drawn = np.random.default_rng(seed).integers(0, len(names), (resamples, len(names)))
     means, errors = _mean_and_error(sums[drawn], sizes[drawn])
     varying = errors > 0
-    if not error > 0 or not varying.any():  # all clusters agree: there is nothing to resample
+    if (
+        not error > 0 or not varying.any()
+    ):  # all clusters have the same mean, so resamples do not vary
         return MeanDifference(float(mean), float(mean), float(mean))
     t = (means[varying] - mean) / errors[varying]
     low, high = mean - np.quantile(t, [0.975, 0.025]) * error

@@ -1,13 +1,15 @@
 """Test for more near-ties than rounding can cause.
 
-If the two best tokens score equally up to rounding, two correct programs may choose differently,
-and the output is a near-tie. Vanilla's own gaps bound how often this can happen. If rounding errors
-are symmetric, unimodal and bounded by a reach, a token whose score is `gap` below the best one
-overtakes it with a probability of at most (1 - gap / reach) / 2, for any distribution of the errors
-(they are a mixture of uniform ones: A. Ya. Khinchin, 1938). The reach is twice the tolerance,
-because the gaps themselves are rounded, and in half precision lie on a coarse grid. An output has
-at most one near-tie, so its probability is 1 - prod(1 - probability) over its positions. The number
-of near-ties is a sum of independent trials with unequal probabilities (Poisson-binomial).
+If the two best tokens have nearly the same score, two correct programs may choose different tokens
+because of rounding. The output is then a near-tie. The gaps between the two best scores in
+vanilla's outputs bound how often this can happen.
+
+Assume that rounding errors are symmetric, unimodal and at most `reach`. Then a token whose score is
+`gap` below the best one overtakes it with a probability of at most (1 - gap / reach) / 2, for any
+such distribution of errors (a mixture of uniform ones: A. Ya. Khinchin, 1938). The reach is twice
+the tolerance, because the measured gaps are rounded, too. An output has at most one near-tie, so
+its probability is 1 - prod(1 - probability) over its positions. The number of near-ties is a sum of
+independent trials with unequal probabilities (Poisson-binomial distribution).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 LEVEL = 1e-3
-"""Upper-tail probability below which near-ties are not explained by rounding."""
+"""Probability of so many near-ties below which rounding does not explain them."""
 
 
 def chance_of_any(chances: Iterable[float]) -> float:
@@ -28,13 +30,13 @@ def chance_of_any(chances: Iterable[float]) -> float:
 def upper_tail(successes: int, chances: Sequence[float]) -> float:
     """Return the probability of at least `successes` successes in independent trials.
 
-    Exact: the distribution is convolved with one trial after the other.
+    The result is exact: the distribution is computed by adding one trial after the other.
 
     Raises:
-        ValueError: a probability outside 0..1.
+        ValueError: A probability is not between 0 and 1.
     """
     if any(not 0 <= chance <= 1 for chance in chances):
-        raise ValueError("a chance is a number between 0 and 1")
+        raise ValueError("a probability must be between 0 and 1")
     if successes > len(chances):
         return 0.0
     distribution = np.ones(1)  # distribution[k]: probability of k successes so far

@@ -1,8 +1,8 @@
-"""Sign-flip test: are paired differences centred on zero, for any distribution?
+"""Sign-flip test of whether paired differences have mean zero.
 
-If two methods have the same output distribution, either could have made either output of a pair, so
-a difference is as likely as its negative (R. A. Fisher, "The Design of Experiments", 1935, section
-21). The observed mean is compared with the means under all sign changes, or a seeded sample.
+If two methods have the same output distribution, a difference between the outputs of a pair is as
+likely as its negative (R. A. Fisher, "The Design of Experiments", 1935, section 21). The test
+compares the observed mean with the means after all sign changes, or after a random sample of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DRAWS = 9999
 _MAX_EXACT = 13
 """Maximum number of clusters for which all 2**n sign changes are tried."""
 _TIE = 1e-12
-"""Relative tolerance for equal sums, which rounding makes differ by the order of addition."""
+"""Relative tolerance for equal sums. They can differ by rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,15 @@ class SignFlipTest:
 def run_sign_flip_test(
     clusters: Iterable[Sequence[float]], *, draws: int = DRAWS, seed: int = 0
 ) -> SignFlipTest | None:
-    """Test paired differences; all differences of a cluster change sign together.
+    """Test paired differences. All differences of a cluster change sign together.
 
     Args:
-        clusters: differences of each cluster; empty clusters are skipped.
-        draws: number of sampled sign changes if there are too many to try all.
+        clusters: Differences of each cluster. Empty clusters are skipped.
+        draws: Number of random sign changes, if there are too many to try all.
+        seed: Random seed.
 
     Returns:
-        The mean over all differences and its p-value; None if there are no differences.
+        The mean over all differences and its p-value. None if there are no differences.
     """
     parts = [cluster for cluster in clusters if len(cluster)]
     if not parts:

@@ -1,28 +1,29 @@
-"""Test for slowdowns between two sides, for all figures of all methods at once.
+"""Test for slowdowns between two versions of a program, for all metrics and methods at once.
 
-The logarithms of a figure are values[i, p] = a_i + l_p + noise. Prompts i are the same on both
-sides, so their a_i cancel. Processes p have levels l_p; a run has one or several processes. The
-change is the mean level of NEW minus that of BASE.
+The two sides are BASE and NEW. A figure is one metric, such as decode time. Its logarithms are
+values[i, p] = a_i + l_p + noise, with a level a_i for prompt i and a level l_p for process p. Both
+sides have the same prompts, so the a_i cancel. A side has one or several processes. The change is
+the mean process level of NEW minus that of BASE.
 
-1. Estimate levels by a robust two-way fit (`fit_two_way`), so that a hiccup of the machine is no
-   change.
+1. Estimate the levels by a robust two-way fit (`fit_two_way`), so that a short disturbance of the
+   machine is not taken for a change.
 2. Estimate the noise of a value. One method has few prompts for this, so all methods share an
-   estimate per figure, and all figures share a little (moderated variances: Smyth, Stat. Appl.
-   Genet. Mol. Biol. 3:3, 2004). A method noisier than that keeps its own estimate. A method that
-   seems calmer does not, because few prompts do not show that.
-3. The variance of a level is noise / (prompts - 1) + drift^2. Drift is the difference between
-   processes of the same program. One process per side does not show it, so it is assumed
-   (`_assumed_drift`). It is wider for noisier values and for a larger difference of the machine's
-   own speed, until several processes give a better estimate.
+   estimate per figure, which is also influenced by the other figures (moderated variances: Smyth,
+   Stat. Appl. Genet. Mol. Biol. 3:3, 2004). A method with more noise keeps its own estimate. A
+   method with less noise does not, because few prompts do not prove that.
+3. The variance of a level is noise / (prompts - 1) + drift^2. Drift is the standard deviation
+   between processes of the same program. With one process per side it cannot be measured, so a
+   value is assumed (`_assumed_drift`). It is larger for noisier values, and if the machine's own
+   speed differs more. Several processes per side give a better estimate, which is then used.
 4. Compare t = change / error with Student's t, simultaneously for all (Sidak, J. Am. Stat. Assoc.
    62, 1967).
 
-If processes of both sides took turns, neighbours in time form a pair. Whatever outlasts a process
-affects both, and the rest shows in the variance of the pairs' differences. That variance is
-combined with the one of step 3, without the part of drift that outlasts a process
+If processes of BASE and NEW ran alternately, two consecutive processes form a pair. Slow changes of
+the machine affect both processes of a pair alike. The variance of the pairs' differences shows the
+remaining noise. It is combined with the variance of step 3, without slow drift
 (`_PAIR_PRIOR_DF`).
 
-Times that any disturbance can only increase may use the levels of `fit_lower_envelope`.
+If disturbances can only increase a time, `fit_lower_envelope` estimates the levels.
 
 docs/statistics.md lists the measured error rates.
 """
@@ -40,14 +41,13 @@ from scipy import stats
 from specbench_cli.stats.two_way import Floats, fit_lower_envelope, fit_two_way
 
 LEVEL = 0.996
-"""Confidence level of the simultaneous two-sided intervals. Two comparisons in a thousand wrongly
-report "slower", and fewer if the tolerance decides. A gate runs for every change of a program: at
-95% it would raise a false alarm every month."""
+"""Confidence level of the simultaneous two-sided intervals. At most two comparisons in a thousand
+wrongly report "slower". The test runs for every change of a program, so a level of 95% would give a
+false alarm every month."""
 POWER = 0.8
-"""With which a change of `SlowdownEstimate.detectable` is found: the convention, as in
-`stats.detectable`."""
+"""Probability of finding a change as large as `SlowdownEstimate.detectable`."""
 MIN_PROMPTS = 3
-"""Minimum number of prompts. With fewer, no majority can outvote one disturbed prompt."""
+"""Minimum number of prompts. With fewer, one disturbed prompt can decide the result."""
 
 MIN_PAIRS = 5
 """Minimum number of pairs. With fewer, their variance is too uncertain."""
@@ -55,38 +55,39 @@ UNPAIRED = -1
 """Pair index of a process without a partner."""
 
 _SHARED_DF = 8.0
-"""Prior degrees of freedom: of the mean noise of all figures in that of a figure, and of a figure's
-noise in that of a method. Their standard deviations differ by a factor of two, as in an F
-distribution with this many degrees of freedom."""
+"""Prior degrees of freedom: weight of the mean noise of all figures in the estimate of one figure,
+and of a figure's noise in the estimate of one method. Their standard deviations typically differ by
+a factor of two, as in an F distribution with this many degrees of freedom."""
 _PRIOR_DF = 10.0
-"""Prior degrees of freedom of the assumed drift, against the observed drift. Two sides with six
-processes each have as many."""
+"""Prior degrees of freedom of the assumed drift: its weight against the observed drift. Two sides
+with six processes each have the same weight."""
 _PAIR_PRIOR_DF = 1.0
-"""Prior degrees of freedom of the assumed variance of a pair's difference, against the observed
-one. Few, because some machines place each process anew and others do not."""
+"""Prior degrees of freedom of the assumed variance of a pair's difference: its weight against the
+observed variance. The weight is low, because this variance differs between machines."""
 _QUIET_DRIFT = 0.006
-"""Drift on the quietest machine: memory is laid out anew in every process, which moves a ratio of
-times by about 1% from run to run, that is 0.6 or 0.7% a process."""
+"""Drift on a quiet machine. Each process has a different memory layout, so a ratio of times changes
+by about 1% from run to run, which is 0.6 to 0.7% per process."""
 _NOISY_DRIFT, _NOISY_LEVEL = 0.6, 0.1
-"""Drift as a share of the noise of a cell where that is 10% or more (in proportion less below): on
-a virtual machine in a bad phase twelve runs of the same program differed by about 6% beside cells
-of 10%, because phases of its host outlast a run; mere hiccups do not, and are what is left on a
-quiet one."""
+"""Drift as a share of the noise of a value, for a noise of 10% or more. For less noise, the share
+is proportionally smaller. Measured on a busy virtual machine: values had 10% noise, and twelve runs
+of the same program differed by about 6%, because the load of the host changed slowly."""
 _ELASTICITY = 0.25
-"""Ratios of times shift with the machine's own speed, by about so much of it: in the same twelve
-runs what is bound by memory and what by the processor did not slow down alike (regression slopes
-on vanilla's speed from 0.05 to 0.45)."""
+"""Change of a ratio of times, per change of the machine's own speed (both as logarithms). If a
+machine becomes slower, memory-bound and compute-bound methods do not slow down equally. In the same
+twelve runs, the slopes on vanilla's speed were 0.05 to 0.45."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegressionSeries:
     """One figure of one method.
 
-    figure: series with the same figure share their noise estimate. values: [prompts, processes],
-    logarithms; nan if missing. is_new: [processes], True for processes of NEW. machine_slowdown:
-    logarithm of how much slower the machine itself was on NEW's side. pair: [processes], index of
-    each process's pair, or `UNPAIRED`, if the sides took turns. one_sided_noise: True if
-    disturbances can only increase values.
+    figure: Name of the metric. Series of the same figure share their noise estimate.
+    values: [prompts, processes], logarithms of the metric, nan if missing.
+    is_new: [processes], True for processes of NEW.
+    machine_slowdown: Logarithm of how much slower the machine itself was for NEW.
+    pair: [processes], index of each process's pair, or `UNPAIRED`. None if the processes of the two
+        sides did not alternate.
+    one_sided_noise: True if disturbances can only increase values.
     """
 
     figure: Hashable
@@ -101,7 +102,8 @@ class RegressionSeries:
 class SlowdownEstimate:
     """A change as a logarithm; above 0 means slower.
 
-    low, high: simultaneous interval. detectable: smallest change that would be found with `POWER`.
+    low, high: Simultaneous interval.
+    detectable: Smallest change that would be found with probability `POWER`.
     """
 
     log_ratio: float
@@ -111,7 +113,7 @@ class SlowdownEstimate:
 
     @property
     def significant(self) -> bool:
-        """Return True if the interval excludes 0."""
+        """True if the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
@@ -119,8 +121,10 @@ class SlowdownEstimate:
 class _SeriesFit:
     """Fitted levels of a series.
 
-    levels: [processes]. noise: variance of a value. df: degrees of freedom of the noise. counts:
-    [processes], number of prompts.
+    levels: [processes].
+    noise: Variance of a value.
+    df: Degrees of freedom of the noise.
+    counts: [processes], number of prompts.
     """
 
     series: RegressionSeries
@@ -133,14 +137,14 @@ class _SeriesFit:
 def estimate_slowdowns(
     series: Sequence[RegressionSeries], *, tolerance: float = 0.0, level: float = LEVEL
 ) -> list[SlowdownEstimate | None]:
-    """Return the change of every series.
+    """Estimate the change of each series from BASE to NEW.
 
-    A change is None if a side has no process with `MIN_PROMPTS` shared prompts, or if the sides
-    took turns and fewer than `MIN_PAIRS` pairs are left.
+    A change is None if a side has no process with `MIN_PROMPTS` shared prompts, or if there are
+    pairs but fewer than `MIN_PAIRS`.
 
     Args:
-        tolerance: logarithm of the allowed slowdown, for `SlowdownEstimate.detectable`.
-        level: simultaneous confidence level of all intervals.
+        tolerance: Logarithm of the allowed slowdown, for `SlowdownEstimate.detectable`.
+        level: Simultaneous confidence level of all intervals.
     """
     fits = [_fit_series(shared) if (shared := _keep_common(one)) else None for one in series]
     kept = [fit for fit in fits if fit is not None]
@@ -158,15 +162,17 @@ def estimate_slowdowns(
 
 
 def has_partner(pair: NDArray[np.int_], new: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which processes have a process of the other side in their pair."""
+    """Return which processes have a process of the other side in their pair: [processes]."""
     both = np.intersect1d(pair[new], pair[~new])
     found: NDArray[np.bool_] = np.isin(pair, both[both != UNPAIRED])
     return found
 
 
 def _keep_common(series: RegressionSeries) -> RegressionSeries | None:
-    """Keep prompts that both sides have, in processes with enough of them and, if paired, a
-    partner."""
+    """Drop prompts that one side lacks, and processes with too few prompts or without a partner.
+
+    Return None if too little is left.
+    """
     values, new, pair = series.values, series.is_new, series.pair
     while values.size and new.any() and not new.all():
         seen = np.isfinite(values)
@@ -184,7 +190,7 @@ def _keep_common(series: RegressionSeries) -> RegressionSeries | None:
 
 
 def _fit_series(series: RegressionSeries) -> _SeriesFit:
-    """Fit the two-way model; for one-sided noise take the levels of the lower envelope."""
+    """Fit the two-way model. For one-sided noise, use the levels of the lower envelope."""
     fit = fit_two_way(series.values)
     levels = fit_lower_envelope(series.values) if series.one_sided_noise else fit.levels
     counts = np.isfinite(series.values).sum(0).astype(float)
@@ -206,15 +212,14 @@ def _estimate_noise(fits: Sequence[_SeriesFit]) -> dict[Hashable, tuple[float, f
 
 
 def _level_variances(fit: _SeriesFit, noise: float) -> Floats:
-    """Return the variances of a method's process levels [processes], without what both sides
-    share."""
+    """Return the variances of a method's process levels: [processes]."""
     variance = _value_variance(fit, noise)
-    # Minus one: with three prompts the robust weights fit the noise that they should suppress.
+    # Minus one, because a robust fit to three prompts follows part of the noise.
     return variance / (fit.counts - 1) + _assumed_drift(math.sqrt(variance)) ** 2
 
 
 def _value_variance(fit: _SeriesFit, noise: float) -> float:
-    """Return the variance of a method's values, moderated by the figure's."""
+    """Return the variance of a method's values, combined with the estimate for the figure."""
     own = (fit.df * fit.noise + _SHARED_DF * noise) / (fit.df + _SHARED_DF)
     return max(own, noise)
 
@@ -228,9 +233,9 @@ def _assumed_drift(noise: float) -> float:
 def _estimate_deviations(
     fits: Sequence[_SeriesFit], noises: dict[Hashable, tuple[float, float]]
 ) -> dict[Hashable, float]:
-    """Return by figure the observed over the assumed variance between processes of a side.
+    """Return figure -> observed variance between processes of a side / assumed variance.
 
-    1 if no side has two processes.
+    The ratio is 1 if no side has two processes.
     """
     found: dict[Hashable, float] = {}
     for figure, (noise, _) in noises.items():
@@ -270,7 +275,7 @@ def _estimate_slowdown(
 def _estimate_from_pairs(
     fit: _SeriesFit, noise: float, tolerance: float, tail: float
 ) -> SlowdownEstimate:
-    """Return the change of one method's figure from pairs of processes that took turns."""
+    """Return the change of one method's figure from pairs of consecutive processes."""
     series, pair = fit.series, fit.series.pair
     assert pair is not None
     spread = _value_variance(fit, noise) / (fit.counts - 1) + _QUIET_DRIFT**2

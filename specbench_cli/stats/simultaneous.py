@@ -1,9 +1,10 @@
 """Significance groups of methods: which pairs differ, for all pairs at once.
 
-One max-t bootstrap on the log speedups bounds the family-wise error of all pairwise comparisons
-(Westfall & Young, "Resampling-Based Multiple Testing", 1993, section 2.5; single step). Letters by
-insert-and-absorb (Piepho, "An algorithm for a letter-based representation of all-pairwise
-comparisons", J. Comput. Graph. Stat. 13, 2004): same letter = no significant difference.
+A max-t bootstrap on the log speedups bounds the probability of any false difference among all pairs
+(Westfall & Young, "Resampling-Based Multiple Testing", 1993, section 2.5, single step). The groups
+are shown as letters: methods with a common letter do not differ significantly. The letters are
+assigned by insert-and-absorb (Piepho, "An algorithm for a letter-based representation of
+all-pairwise comparisons", J. Comput. Graph. Stat. 13, 2004).
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ def find_different_pairs(
 ) -> NDArray[np.bool_]:
     """Return which pairs of k methods differ at a simultaneous `level`.
 
-    The result [k, k] is symmetric with a False diagonal. It is all False for a single question, and
-    if passes are too incomplete to resample.
+    The result [k, k] is symmetric with a False diagonal. It is all False if there is only one
+    question, or if too many passes lack a method.
 
     Args:
-        methods: the methods to compare, in this order; None compares all.
+        methods: Indices of the methods to compare, in this order. None compares all.
     """
     compared = np.arange(len(bootstrap.theta)) if methods is None else np.array(methods, np.intp)
     result = np.zeros((len(compared), len(compared)), dtype=bool)
@@ -47,8 +48,10 @@ def find_different_pairs(
 def critical_value(
     bootstrap: BootstrapResult, level: float = LEVEL, methods: NDArray[np.intp] | None = None
 ) -> float | None:
-    """Return the studentized difference above which a pair differs, or None if no pair can
-    differ."""
+    """Return the studentized difference above which a pair differs significantly.
+
+    Return None if no pair can differ.
+    """
     compared = np.arange(len(bootstrap.theta)) if methods is None else methods
     if bootstrap.clusters < 2 or len(compared) < 2:
         return None
@@ -72,7 +75,7 @@ def group_letters(differ: NDArray[np.bool_], order: Sequence[int]) -> list[str]:
 
     Args:
         differ: [k, k], True for pairs that differ.
-        order: the methods, best first; the group of the best method is "A".
+        order: Indices of the methods, best first. The group of the best method is "A".
     """
     groups = [frozenset(range(len(differ)))]
     for a, b in zip(*np.nonzero(np.triu(differ)), strict=True):
@@ -95,7 +98,7 @@ def standard_error(cov: Floats, a: NDArray[np.intp], b: NDArray[np.intp]) -> Flo
 
 
 def _absorb_subsets(groups: list[frozenset[int]]) -> list[frozenset[int]]:
-    """Return the distinct groups that are not part of another group."""
+    """Return the distinct groups that are not a subset of another group."""
     distinct = list(dict.fromkeys(groups))
     return [g for g in distinct if not any(g < other for other in distinct)]
 

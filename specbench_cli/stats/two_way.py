@@ -1,7 +1,8 @@
-"""Two-way fits of process levels to times of prompts: values[i, p] = a_i + l_p + noise.
+"""Two-way fits: how much faster or slower each process was than the others on the same prompts.
 
-`fit_two_way` is for symmetric noise with rare outliers, `fit_lower_envelope` for disturbances that
-can only make a time longer.
+The model is values[i, p] = a_i + l_p + noise, with a level a_i for prompt i and a level l_p for
+process p. `fit_two_way` is for symmetric noise with rare outliers. `fit_lower_envelope` is for
+noise that can only make a time longer.
 """
 
 from __future__ import annotations
@@ -16,20 +17,21 @@ from scipy import optimize, sparse
 Floats = NDArray[np.float64]
 
 _HUBER = 1.345
-"""Deviation above which weights decrease, in standard deviations: 95% efficiency under normal noise
-(Huber)."""
+"""Deviation above which weights decrease, in standard deviations. With normal noise, Huber's
+estimate then has 95% efficiency."""
 _ITERATIONS = 10
-"""Iterations of the alternating fit. One is exact without missing values and outliers."""
+"""Number of iterations. One is exact if no value is missing and there are no outliers."""
 _FLOOR = 0.003
-"""Minimum standard deviation: times do not repeat better than to 0.3%."""
+"""Minimum standard deviation of the noise. Repeated times differ by at least 0.3%."""
 
 
 @dataclass(frozen=True, slots=True)
 class TwoWayFit:
     """Result of a two-way fit.
 
-    levels: l [processes], up to a common constant. noise: variance of a value. df: its degrees of
-    freedom.
+    levels: [processes], level of each process, up to a common constant.
+    noise: Variance of a value.
+    df: Degrees of freedom of this variance.
     """
 
     levels: Floats
@@ -43,10 +45,10 @@ def fit_two_way(values: Floats) -> TwoWayFit:
     Huber, "Robust estimation of a location parameter", Ann. Math. Stat. 35, 1964.
 
     Args:
-        values: [prompts, processes]; nan if missing. No row or column may be all nan.
+        values: [prompts, processes], nan if missing. No row or column may be all nan.
     """
     seen = np.isfinite(values)
-    # Residuals are smaller than noise, because levels and prompts are fitted.
+    # The residuals are smaller than the noise, because the levels are fitted to the same values.
     df = max(1, int(seen.sum()) - sum(seen.shape) + 1)
     correction = math.sqrt(seen.sum() / df)
     levels = _row_medians((values - _row_medians(values)[:, None]).T)
@@ -66,13 +68,13 @@ def fit_two_way(values: Floats) -> TwoWayFit:
 
 
 def fit_lower_envelope(values: Floats) -> Floats:
-    """Return the levels [processes] under noise that is never negative; the first level is 0.
+    """Return the levels [processes] for noise that is never negative. The first level is 0.
 
-    Among all a_i + l_p that exceed no value, choose those with the smallest sum of disturbances.
-    This is the maximum likelihood for exponential noise, and a linear program.
+    Of all levels with a_i + l_p <= values[i, p], choose those with the smallest sum of noise. This
+    is the maximum likelihood estimate for exponential noise. It is a linear program.
 
     Args:
-        values: as for `fit_two_way`.
+        values: As for `fit_two_way`.
     """
     n, processes = values.shape
     prompt, process = np.nonzero(np.isfinite(values))
@@ -90,7 +92,7 @@ def fit_lower_envelope(values: Floats) -> Floats:
 
 
 def _row_medians(values: Floats) -> Floats:
-    """Return the median of each row's finite values; np.nanmedian is slow for many short rows."""
+    """Return the median of the finite values of each row. np.nanmedian is slow for short rows."""
     ordered = np.sort(values, axis=1)
     last = np.isfinite(values).sum(1) - 1
     rows = np.arange(len(values))

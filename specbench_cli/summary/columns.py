@@ -1,4 +1,4 @@
-"""Columns and cells, with which all tables of a report are declared."""
+"""Columns and cells of the tables in a report."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from specbench_cli.summary.formats import NONE
 Align = Literal["l", "r", "c"]
 Value = str | int | float | bool | None
 R = TypeVar("R")
-"""Type of the objects that rows of the table show."""
+"""Type of the object that one row of a table shows, such as `MethodSummary`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A column's heading.
+    """Heading of a column.
 
     Attributes:
-        heading: the words above the column.
-        meaning: an explanation, where the heading needs one.
-        align: left, right or centre.
-        choose: True if readers can filter rows by this column's words.
-        narrow: the heading where there is little room, if it has a shorter one.
+        heading: Text above the column.
+        meaning: Explanation, shown as a tooltip. May be empty.
+        align: Left, right or centre.
+        choose: True if readers of the HTML page can filter rows by this column.
+        narrow: Shorter heading for narrow terminals. "" if there is none.
     """
 
     heading: str
@@ -42,10 +42,10 @@ class Cell:
 
     Attributes:
         text: Text of the cell.
-        value: the value that it is sorted by. None sorts last.
-        look: its emphasis: "", "strong", "broken", "letters", "peer", "bound", "time" or "long".
-        shares: parts of a bar, which add up to 1. A writer that can draw shows the bar.
-        link: the address that it leads to, if any.
+        value: Value to sort by. None sorts last.
+        look: Emphasis: "", "strong", "broken", "letters", "peer", "bound", "time" or "long".
+        shares: Parts of a bar, which add up to 1. HTML and terminal show the bar.
+        link: Address of a link. "" for none.
     """
 
     text: str
@@ -61,10 +61,10 @@ class Column(Heading, Generic[R]):
 
     Attributes:
         format: Formats the cell of a row.
-        data: the values for programs, by TSV name. Tables sort by the first one, or else by the
-            text of the cell.
-        when: True if the column is informative for these rows. Otherwise tables omit it.
-        look, shares, link: see `Cell`.
+        data: TSV name -> function that returns the value for programs. Tables sort by the first
+            value, or by the text of the cell if there is none.
+        when: Returns True if the column is informative for some rows. Otherwise tables omit it.
+        look, shares, link: See `Cell`.
     """
 
     format: Callable[[R], str]
@@ -84,7 +84,7 @@ class Column(Heading, Generic[R]):
 
 
 def select_informative(columns: Sequence[Column[R]], rows: Sequence[R]) -> list[Column[R]]:
-    """Return the columns that are informative for some rows."""
+    """Return the columns that have information about the given rows."""
     return [column for column in columns if column.when(rows)]
 
 
@@ -97,8 +97,8 @@ def write_csv(lines: Sequence[Mapping[str, object]], path: Path, *, empty: str =
     """Write records as a CSV file that is safe in a spreadsheet. A missing value is empty.
 
     Args:
-        lines: the records. The names of their values are the header.
-        empty: the header of a file without records.
+        lines: The records. The names of their values are the header.
+        empty: Header of a file without records.
     """
     names = list(dict.fromkeys(name for line in lines for name in line)) or [empty]
     with path.open("w", newline="", encoding="utf-8") as file:

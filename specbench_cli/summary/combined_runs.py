@@ -1,12 +1,12 @@
-"""Several runs combined into one: each method is paired with the vanilla of its own run.
+"""Several runs combined into one. Each method is still compared with vanilla of its own run.
 
-A method is the same in two runs if method, parameters, guarantee and the method's file are equal.
-Then its runs count as further processes. Methods that only share a name get their run's name as a
-suffix.
+Two runs have the same method if its name, parameters, guarantee and file are equal. Its outputs are
+then pooled, and the runs count as further processes. If methods only share a label, the name of
+the run is appended to the label.
 
-Repeats are renumbered, so that an output is paired with the vanilla of its own run and repeat
-(`pairing`). The number modulo `LOAD_PASS_OFFSET` identifies the process. Processes can be resampled
-only if all methods have the same number of them. Otherwise they count as one process.
+Repeats get new numbers, so that an output is paired with vanilla of its own run and repeat
+(`pairing.py`). The number modulo `LOAD_PASS_OFFSET` identifies the process. Processes can be
+resampled only if all methods have the same number of them. Otherwise they count as one process.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ _UNFINISHED = ("interrupted", "running")
 
 @dataclass(frozen=True, slots=True)
 class RunNames:
-    """Names of a run's methods and repeats in the report.
+    """New names of the methods and repeats of a run, in the report.
 
     Attributes:
-        labels: label in the run -> label in the report.
-        passes: number of a repeat in the run -> its number in the report.
+        labels: Label in the run -> label in the report.
+        passes: Number of a repeat in the run -> its number in the report.
     """
 
     labels: Mapping[str, str]
     passes: Mapping[int, int]
 
     def rename(self, record: Record) -> Record:
-        """Return a record with its names in the report."""
+        """Return a record with the label and the repeat's number of the report."""
         return replace(record, label=self.labels[record.label], pass_=self.passes[record.pass_])
 
 
 @dataclass(slots=True)
 class CombinedRuns:
-    """Runs that are read as one; see `summary.source.RecordSource`.
+    """Several runs that are read like one (`source.RecordSource`).
 
-    shown: number of a repeat in the report -> its name for readers.
+    run_names: Names of the methods and repeats of each run.
+    repeat_names: Number of a repeat in the report -> its name for readers.
     """
 
     path: Path
@@ -84,13 +85,13 @@ def combine_runs(
     *,
     targets: bool = False,
 ) -> CombinedRuns:
-    """Combine runs.
+    """Combine several runs into one.
 
     Args:
-        short: short names of the runs.
-        records: records of each run, without details.
-        forced: differences, if the runs are incompatible. Then every label has its run's name.
-        targets: True if the runs have several targets. Then every label has its run's name, too.
+        short_names: Short name of each run.
+        records: Records of each run, without details.
+        forced: Differences, if the runs are incompatible. Every label then gets its run's name.
+        targets: True if the runs have several targets. Every label then gets its run's name, too.
     """
     first_records = [{record.label: record for record in reversed(run)} for run in records]
     labels = _labels(runs, short_names, first_records, every=bool(forced) or targets)
@@ -107,7 +108,7 @@ def combine_runs(
         manifest["forced"] = list(forced)
     if targets:
         manifest["targets"] = list(short_names)
-        manifest["left_out"] = {  # these methods have no records, so they have no new label yet
+        manifest["left_out"] = {  # these methods have no records, so `_labels` did not rename them
             f"{label} @{name}": why
             for name, run in zip(short_names, runs, strict=True)
             for label, why in (run.manifest.get("left_out") or {}).items()
@@ -127,7 +128,11 @@ def _labels(
     *,
     every: bool,
 ) -> list[dict[str, str]]:
-    """Return, for each run, label -> label in the report."""
+    """Return for each run: label in the run -> label in the report.
+
+    Args:
+        every: True to append the run's name to every label.
+    """
     kinds: dict[str, set[str]] = {}
     for run, first in zip(runs, first_records, strict=True):
         for label, record in first.items():
@@ -139,7 +144,7 @@ def _labels(
 
 
 def _kind(record: Record, manifest: Mapping[str, Any]) -> str:
-    """Return a key that is equal for two records if they are of the same method."""
+    """Return a key that two records share if they are of the same method."""
     if record.label == BASELINE:
         return BASELINE
     parts = (
@@ -156,7 +161,11 @@ def _passes(
     records: Sequence[Sequence[Record]],
     labels: Sequence[Mapping[str, str]],
 ) -> tuple[list[dict[int, int]], dict[int, str]]:
-    """Return the new numbers of each run's repeats, and new number -> name for readers."""
+    """Number the repeats of all runs.
+
+    Returns:
+        For each run, number in the run -> number in the report; and number in the report -> name.
+    """
     passes_of_runs = [sorted({record.pass_ for record in run}) for run in records]
     processes = [sorted(set(map(process_number, passes))) for passes in passes_of_runs]
     processes_before: dict[str, int] = {}
@@ -188,7 +197,7 @@ def _passes(
 def _manifest(
     runs: Sequence[RecordSource], short_names: Sequence[str], labels: Sequence[Mapping[str, str]]
 ) -> dict[str, Any]:
-    """Return the first run's manifest, merged with those of the others."""
+    """Return the manifest of the combined runs: that of the first run, with lists from all runs."""
     manifests = [run.manifest for run in runs]
     merged: dict[str, Any] = json.loads(json.dumps(manifests[0]))
     config = merged.setdefault("config", {}).setdefault("effective", {})
@@ -243,7 +252,7 @@ def _manifest(
 def _rename_labels(
     lists: Sequence[Sequence[Mapping[str, Any]]], labels: Sequence[Mapping[str, str]]
 ) -> list[dict[str, Any]]:
-    """Return the entries with their labels in the report, each label once."""
+    """Return the entries of all runs with their labels in the report. Each label occurs once."""
     found: dict[str, dict[str, Any]] = {}
     for entries, labels_of_run in zip(lists, labels, strict=True):
         for entry in entries:

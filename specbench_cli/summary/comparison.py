@@ -1,4 +1,4 @@
-"""Comparison of two outputs of one prompt, vanilla's and a method's, with the method's steps."""
+"""Comparison of a method's output with vanilla's for one prompt, with the method's steps."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _MAX_LISTED = 12
 class ComparedSide:
     """One of the two outputs.
 
-    token: token at the first difference; None if there is none, or if the output had ended.
-    before, token_text, after: text before, at and after that token. Texts are None if nothing on
-    this machine can decode ids.
+    token: Token at the first difference. None if there is none, or if the output ended before.
+    before, token_text, after: Text before, at and after that token. Texts are None if the tokenizer
+        is not on this machine.
     """
 
     label: str
@@ -43,12 +43,12 @@ class ComparedSide:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A decoding step.
+    """A decoding step of a method.
 
-    at: output index of its first token.
-    drafted, tested, accepted: number of levels.
-    committed: number of tokens.
-    relaxed: indices, from 0, of its relaxed tokens.
+    at: Output index of its first token.
+    drafted, tested, accepted: Number of draft levels.
+    committed: Number of tokens.
+    relaxed: Indices of the step's tokens, from 0, that only a lossy accept rule accepted.
     """
 
     at: int
@@ -64,9 +64,9 @@ class Lane:
 class OutputComparison:
     """Comparison of a method's output with vanilla's.
 
-    position: index of the first difference; None if there is none.
-    tolerance: tolerance in the unit of `verdict.gap`; None if it was not measured.
-    broken: reason why the method is broken; None if it is not.
+    position: Index of the first token that differs. None if there is none.
+    tolerance: Largest gap that rounding can cause, in the unit of `verdict.gap`. None if unknown.
+    broken: Reason why the method is broken. None if it is not.
     """
 
     prompt_id: str
@@ -94,15 +94,15 @@ class OutputComparison:
 def compare_outputs(
     run: RunDir, prompt_id: str, labels: Sequence[str], decode: Decode | None
 ) -> list[OutputComparison]:
-    """Compare the outputs of one prompt with vanilla's, turn by turn, each in its worst repeat.
+    """Compare the outputs of one prompt with vanilla's, for each turn, in the worst repeat.
 
     Args:
-        run: the run.
-        prompt_id: id of the prompt, as in the records.
-        labels: methods to compare. Empty: all except vanilla, or vanilla if it is the only one.
-        decode: converts token ids to text. None leaves the texts None.
+        prompt_id: Id of the prompt, as in the records.
+        labels: Methods to compare. Empty for all except vanilla, or for vanilla if it is alone.
+        decode: Converts token ids to text. None leaves the texts None.
+
     Raises:
-        UsageError: the prompt or a label is unknown. The message lists the known ones.
+        UsageError: The prompt or a label is unknown. The message lists the known ones.
     """
     records = list(run.records())
     own = [record for record in records if record.prompt_id == prompt_id]
@@ -167,7 +167,7 @@ def _make_comparison(
 
 
 def first_difference(ids: Sequence[int], reference: Sequence[int]) -> int | None:
-    """Return the first index at which two outputs differ; one may be a prefix of the other."""
+    """Return the first index at which two outputs differ, or None if they are equal."""
     pairs = enumerate(zip_longest(ids, reference))
     return next((at for at, (a, b) in pairs if a != b), None)
 
@@ -212,7 +212,7 @@ def _decode_text(ids: Sequence[int], decode: Decode | None) -> str | None:
 
 
 def _tolerance(manifest: Mapping[str, Any]) -> float | None:
-    """Return the tolerance of `verdict.gap`: in logits, divided by the temperature if it is set."""
+    """Return the measured tolerance in logits, divided by the temperature if it is set."""
     measured = manifest.get("tolerance")
     if not measured or "value" not in measured:
         return None

@@ -1,4 +1,4 @@
-"""Compatibility of runs: the facts that runs must share to be combined in one table.
+"""Compatibility of runs: the facts that must be equal in runs that share one table.
 
 Speedups are not comparable between targets, prompts, seeds, machines, decoding settings, drafts or
 versions of the program. Methods, their parameters and the number of repeats may differ.
@@ -44,8 +44,8 @@ class Incompatibility:
     """A fact that differs between runs.
 
     Attributes:
-        what: name of the fact.
-        values: short name of a run -> its value. Runs that do not state the fact are omitted.
+        what: Name of the fact.
+        values: Short name of a run -> value. Runs without the fact are omitted.
     """
 
     what: str
@@ -61,10 +61,10 @@ class Incompatibility:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest unique names of runs.
+    """Return short unique names for runs.
 
-    A name is the hash at the end of the folder's name. If hashes are missing or equal, it is the
-    whole folder name. If these are equal, it is the folder name with a number.
+    The name of a run is the hash at the end of its folder's name. If a run has no hash, or two
+    hashes are equal, whole folder names are used. If these are equal, a number is appended.
     """
     folder_names = [path.resolve().name for path in paths]
     hashes = [found[1] if (found := _STAMPED.fullmatch(name)) else "" for name in folder_names]
@@ -78,13 +78,13 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 def find_incompatibilities(
     runs: Sequence[RecordSource], names: Sequence[str], *, targets: bool = False
 ) -> list[Incompatibility]:
-    """Return the facts that make runs incompatible; an empty list if they are compatible.
+    """Return the facts that differ between runs. The list is empty if the runs are compatible.
 
-    Facts that a run does not state, such as the draft of a run without one, are not compared.
+    A fact that a run does not have, such as its draft model, is not compared.
 
     Args:
-        targets: True if the runs have several targets. Then models, heads and the prompts as the
-            models read them may differ.
+        targets: True if the runs have several targets. Models, heads and formatted prompts may then
+            differ.
     """
     facts_by_run = {name: collect_facts(run) for name, run in zip(names, runs, strict=True)}
     if targets:
@@ -101,7 +101,7 @@ def find_incompatibilities(
 
 
 def collect_facts(run: RecordSource) -> dict[str, str]:
-    """Return the facts that compatible runs share, as text. Unknown facts are omitted."""
+    """Return name -> value of the facts that must be equal. Unknown facts are omitted."""
     manifest = run.manifest
     config = manifest.get("config", {}).get("effective", {})
     machine = manifest.get("machine", {})

@@ -1,11 +1,11 @@
-"""Evidence on outputs that cannot be compared with vanilla's token by token.
+"""Statistical tests of outputs that cannot be compared with vanilla's token by token.
 
-Under rejection sampling a lossless method draws from vanilla's distribution. Its outputs then have
-the same expected likelihood per token under the target, and the same expected length. Both are
-compared in pairs; the pairs of a cluster are permuted together (`stats.permutation`). This is
-evidence, not proof. The audit is the proof.
+Under rejection sampling, a lossless method draws from the same distribution as vanilla. So its
+outputs have the same expected log-likelihood per token under the target, and the same expected
+length. Sign-flip tests compare both (`stats/permutation.py`). They are evidence. Only an audit
+(`specbench audit`) proves the distribution.
 
-The outputs of a lossy method differ from vanilla's. Their scores are compared instead.
+For a lossy method, the scores of the answers are compared instead.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from specbench_cli.store.schema import Record
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Comparison of a method's outputs with vanilla's. None if there is nothing to compare.
+    """Comparison of a method's outputs with vanilla's. Values are None without data.
 
-    likelihood: test of the difference in mean log-likelihood per token, in nats.
-    length: test of the difference in length, in tokens.
-    score: difference of the mean score.
-    scored: number of scored questions.
+    likelihood: Test of the difference in mean log-likelihood per token, in nats.
+    length: Test of the difference in output length, in tokens.
+    score: Difference of the mean score.
+    scored: Number of scored questions.
     """
 
     likelihood: SignFlipTest | None = None
@@ -59,7 +59,7 @@ def compare_outputs(baseline: Iterable[Record], records: Iterable[Record]) -> Ev
 def score_difference(
     baseline: Iterable[Record], records: Iterable[Record]
 ) -> MeanDifference | None:
-    """Return the mean difference of scores, paired by prompt, turn and repeat."""
+    """Return the mean difference of scores, paired by prompt, turn and repeat, or None."""
     return _score(_pair_records(baseline, records))
 
 

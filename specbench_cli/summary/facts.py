@@ -1,4 +1,4 @@
-"""Facts of a run that a report shows before its results, read from the manifest."""
+"""Facts about a run from its manifest, which a report shows above its results."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts in the header of a report.
+    """Facts about a run.
 
-    tasks: task name -> "trained", "plumbing" or "" (its relation to the embedded family).
-    aa_noise: A/A noise floor measured outside this run, as a fraction; None if unknown.
-    tuned: one line on how parameters were tuned; "" if they were not.
-    synthetic: artificial parts of the models; "" if there are none.
-    grammar: name of the grammar that constrains outputs; "" if there is none.
-    contrast: contrast of the target's logits, as typed; "" if there is none.
-    batch: number of prompts that are decoded together.
-    load: arrivals of requests, as typed; "" if all arrive at the start.
-    runs: number of runs that are combined.
-    forced: differences that make the combined runs incompatible.
-    targets: names of a matrix's runs, each with its own target and draft.
-    mixed: changes during an interruption, after which the run was resumed.
-    dropped: methods that were dropped, each with the reason.
-    ended_early: True if the run ended early because only vanilla was left.
-    left_out: methods that could not run on that machine, each with the reason.
+    tasks: Task -> "trained" if the embedded models were trained on it, "plumbing" if not. "" for
+        other models.
+    aa_noise: A/A noise floor, measured outside this run, as a fraction. None if unknown.
+    tuned: How parameters were tuned, as one line. "" if they were not.
+    synthetic: Parts of the models that are artificial, such as random weights. "" if none are.
+    grammar: Name of the grammar that constrains outputs. "" if there is none.
+    contrast: Option `--contrast`, as typed. "" if it is not set.
+    batch: Number of prompts in a batch.
+    load: Option `--load` (arrival times of requests), as typed. "" if it is not set.
+    runs: Number of runs that are combined.
+    forced: Differences between the combined runs, if they are incompatible.
+    targets: Names of the runs of a matrix. Each has its own target or draft.
+    mixed: What changed while the run was interrupted, such as a version.
+    dropped: Methods that were dropped after failures, each with the reason.
+    ended_early: True if the run ended because only vanilla was left.
+    left_out: Methods that could not run on that machine, each with the reason.
     limited: True if `--limit` omitted questions.
-    hosted: models ("target", "draft") that ran through transformers' own module. The others
-        ran through the fused decoder.
+    hosted: Models ("target", "draft") that ran through transformers' own module. The others
+        ran through specbench's decoder.
     """
 
     version: str
@@ -71,7 +72,7 @@ class Facts:
 
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> Facts:
-        """Return the facts in a manifest. Missing facts are empty."""
+        """Read the facts from a manifest. Missing facts are empty."""
         config = manifest.get("config", {}).get("effective", {})
         models = manifest.get("models", {})
         draft = models.get("draft") or {}
@@ -113,38 +114,45 @@ class Facts:
 
     @property
     def grammar_phrase(self) -> str:
-        """The grammar that constrains outputs, as a phrase."""
+        """Phrase "under grammar NAME"."""
         return f"under grammar {self.grammar}"
 
     @property
     def constraints(self) -> str:
-        """Contrast and grammar, which change the target's distribution, as a phrase; "" if neither
-        is set."""
+        """Contrast and grammar as a phrase, or "" if neither is set.
+
+        Both change the target's distribution.
+        """
         contrast = f"contrast {self.contrast}" if self.contrast else ""
         return ", ".join(filter(None, (contrast, self.grammar_phrase if self.grammar else "")))
 
     def engine_suffix(self, role: str) -> str:
-        """Return a suffix for the name of a model that ran through transformers' own module; "" for
-        other models."""
+        """Return a suffix for the name of a model that ran through transformers' own module.
+
+        Return "" for models that ran through specbench's decoder.
+
+        Args:
+            role: "target" or "draft".
+        """
         return f" ({HOSTED})" if role in self.hosted else ""
 
     @property
     def unranked(self) -> bool:
-        """Return True if the methods cannot be ranked, because their runs share no vanilla."""
+        """True if the methods are of incompatible runs, so that they cannot be ranked together."""
         return bool(self.forced or self.targets)
 
     @property
     def plumbing(self) -> list[str]:
-        """Tasks that an embedded target was not trained on; empty for other targets."""
+        """Tasks that an embedded target was not trained on. [] for other targets."""
         if not self.target.startswith("embedded"):
             return []
         return [task for task, relation in self.tasks.items() if relation == "plumbing"]
 
     def header(self, prompts: Mapping[str, int], width: int) -> list[str]:
-        """Return the header on one line, or on two lines if one is wider than `width`.
+        """Return the header of a report: one line, or two if one is wider than `width`.
 
         Args:
-            prompts: task -> number of questions.
+            prompts: Task -> number of questions.
         """
         models = [
             f"specbench {self.version}",

@@ -1,4 +1,4 @@
-"""Number formats, the same in every table."""
+"""Formats of numbers in tables."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Latency, throughput and goodput of requests that arrive at given times (`--load`).
 
-TTFT (time to first token) and latency start when a request arrives, so they include the wait for a
-place in the batch. Time per token starts at the first token. Goodput is output tokens per second;
-rejected draft tokens do not count (as in SmartSpec, arXiv:2406.14066). Intervals are 95% percentile
-bootstrap intervals over blocks of consecutive requests, since requests of a queue are dependent.
+TTFT (time to first token) and latency start when a request arrives, so they include the time in the
+queue. Time per token starts at the first token. Goodput is the number of output tokens per second,
+without rejected draft tokens (as in SmartSpec, arXiv:2406.14066). Intervals are 95% percentile
+bootstrap intervals. Blocks of consecutive requests are resampled, since queued requests depend on
+each other.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ Floats = NDArray[np.float64]
 Parts = Sequence[Floats]
 """Values of a metric, one array per repeat, one value per request."""
 RequestTimes = tuple[Floats, Floats, Floats, Floats]
-"""Requests of a repeat, one value per request in each array.
+"""Times of the requests of a repeat: arrival, first token, last token, and number of tokens.
 
-Arrival, first token and last token, in seconds from the start of the timer, and number of tokens.
+Each array has one value per request. Times are in seconds since the start of the timer.
 """
 
 PERCENTILES = (50, 90, 99)
@@ -38,15 +39,16 @@ RESAMPLES = 999
 class LoadRow:
     """Times of the requests of one method under one load, in the order of arrival.
 
-    load: arrivals, as typed; None in older records.
-    requests: number of finished requests.
-    ttft, latency: seconds.
-    per_token: milliseconds per token, for requests with several tokens.
-    gaps: seconds since the previous request ended, in the order of ends. The first gap starts at
-        the first arrival.
-    tokens: output tokens, in the order of ends.
-    offered: requests per second between the first and the last arrival; None if all arrive at once.
-    saturated: True if most requests waited longer for their first token than their decoding took.
+    load: Option `--load`, as typed. None in older records.
+    requests: Number of finished requests.
+    ttft, latency: Seconds.
+    per_token: Milliseconds per token, for requests with several tokens.
+    gaps: Seconds between the ends of consecutive requests. The first gap starts at the first
+        arrival.
+    tokens: Number of output tokens, in the order in which requests end.
+    offered_rate: Requests per second between the first and the last arrival. None if all arrive at
+        once.
+    saturated: True if most requests waited longer for their first token than they were decoded.
     """
 
     label: str
@@ -62,7 +64,7 @@ class LoadRow:
 
     @classmethod
     def from_requests(cls, label: str, load: str | None, passes: Sequence[RequestTimes]) -> Self:
-        """Return the row of a method's requests, whose arrivals are the same in all repeats."""
+        """Compute the row of a method from its requests. Arrivals are the same in all repeats."""
         ttft, per_token, latency, gaps, tokens = [], [], [], [], []
         for arrived, first, ended, counts in passes:
             by_arrival = np.argsort(arrived, kind="stable")
@@ -93,7 +95,7 @@ class LoadRow:
     def typical(self) -> Floats:
         """Return the latency of each request in seconds, as the median over the repeats.
 
-        If a repeat lacks requests, return the latencies of all repeats.
+        If repeats have different numbers of requests, return the latencies of all repeats.
         """
         if len({len(part) for part in self.latency}) > 1:
             return np.concatenate(self.latency)
@@ -113,7 +115,7 @@ class LoadRow:
     def figures(self) -> Mapping[str, tuple[float, float, float]]:
         """Throughput, goodput and percentiles of the three times, each as (value, low, high).
 
-        A time that no request has is missing.
+        If no request has a time, its percentiles are missing.
         """
         gaps, tokens = resample_blocks(self.gaps).sum(1), resample_blocks(self.tokens).sum(1)
         found = {
@@ -133,9 +135,9 @@ class LoadRow:
 
 
 def load_rows(records: Sequence[Record]) -> list[LoadRow]:
-    """Return the rows of a run under load; an empty list for other runs.
+    """Return one row per method and load. Return [] if requests did not arrive over time.
 
-    Methods are in the order of the records, and the loads of a method are sorted by rate.
+    Methods are in the order of the records. The rows of a method are sorted by arrival rate.
     """
     rows: dict[str, dict[str | None, list[Record]]] = {}
     for record in records:
@@ -169,7 +171,7 @@ def resample_blocks(parts: Parts) -> Floats:
     """Return block bootstrap resamples of a metric, [RESAMPLES, n].
 
     Each repeat is resampled in circular blocks of n^(1/3) consecutive requests (Hall, Horowitz,
-    Jing 1995). Parts of the same sizes get the same resampled requests.
+    Jing 1995). Metrics with the same number of values get the same resampled requests.
     """
     draw, found = np.random.default_rng(0), []
     for part in parts:
@@ -188,8 +190,7 @@ def _ends(draws: Floats) -> tuple[float, float]:
 
 
 def as_dict(row: LoadRow) -> Mapping[str, object]:
-    """Return a row for programs: rates and percentiles with the ends of their intervals, by
-    name."""
+    """Return a row as a mapping for programs: rates and percentiles with their intervals."""
     return row_data(select_informative(DATA, [row]), row)
 
 
@@ -198,9 +199,9 @@ def latency_errors(
 ) -> list[dict[str, Any]]:
     """Return the relative errors of modelled p50 and p99 latency against measured ones.
 
-    Only methods that were measured under the same load are included. The percentiles are taken over
-    each request's median over the repeats. The worst request of several repeats would show the
-    machine's worst moment, which no simulation can predict.
+    Only methods that were measured under the same load are included. The latency of a request is
+    its median over the repeats. Otherwise the p99 would show single disturbances of the machine,
+    which no simulation can predict.
     """
     known = {(row.label, row.load): row for row in measured}
     found = []
@@ -222,7 +223,7 @@ def latency_errors(
 
 
 def saturation_notes(rows: Sequence[LoadRow]) -> list[str]:
-    """Describe, for each method with several rates, the rate from which on it is saturated."""
+    """Return a note for each method with several arrival rates: the rate at which it saturates."""
     by_label: dict[str, list[LoadRow]] = {}
     for row in rows:
         if row.offered_rate is not None:
@@ -233,12 +234,12 @@ def saturation_notes(rows: Sequence[LoadRow]) -> list[str]:
 
 
 def saturation_index(rows: Sequence[LoadRow]) -> int:
-    """Return the index of the first rate from which on a method is saturated.
+    """Return the index of the lowest arrival rate from which on a method is saturated.
 
-    Return the number of rates if it is not saturated at the highest one.
+    If it is not saturated at the highest rate, return the number of rates.
 
     Args:
-        rows: rows of one method, lowest rate first.
+        rows: Rows of one method, lowest rate first.
     """
     return 1 + max((at for at, row in enumerate(rows) if not row.saturated), default=-1)
 
@@ -247,7 +248,7 @@ def _describe_saturation(rows: Sequence[LoadRow]) -> str:
     """Describe the saturation of one method.
 
     Args:
-        rows: rows of the method, lowest rate first.
+        rows: Rows of the method, lowest rate first.
     """
     first = saturation_index(rows)
     if first == len(rows):
@@ -264,9 +265,9 @@ def _describe_saturation(rows: Sequence[LoadRow]) -> str:
 
 TITLE = "Under load"
 NOTE = (
-    "Requests arrive by the clock; waiting for a seat counts. Each figure has its 95% interval,"
-    " of blocks of requests. Goodput: tokens of outputs a second. Saturated: most requests waited"
-    " longer for their first token than it took to decode them."
+    "Times start when a request arrives, so they include the time in the queue. Intervals are 95%"
+    " bootstrap intervals over blocks of requests. Goodput: output tokens per second. Saturated:"
+    " most requests waited longer for their first token than they were decoded."
 )
 
 
@@ -278,7 +279,7 @@ def _interval(row: LoadRow, name: str) -> str:
 
 
 def _figure(heading: str, name: str) -> Column[LoadRow]:
-    """Return the column of a figure with its interval."""
+    """Return the column of a metric with its interval."""
 
     def end(at: int) -> Callable[[LoadRow], Value]:
         return lambda row: row.figures[name][at] if name in row.figures else None
@@ -292,7 +293,7 @@ def _figure(heading: str, name: str) -> Column[LoadRow]:
 
 
 def _percentiles(heading: str, key: str) -> list[Column[LoadRow]]:
-    """Return the columns of a time's percentiles. The first heading names the time."""
+    """Return one column per percentile of a time. The first heading has the name of the time."""
     before = (f"{heading} ", *("" for _ in PERCENTILES[1:]))
     return [
         _figure(f"{time}p{percent}", f"{key}_p{percent}")
@@ -301,7 +302,7 @@ def _percentiles(heading: str, key: str) -> list[Column[LoadRow]]:
 
 
 def _percentiles_column(heading: str, parts: Callable[[LoadRow], Parts]) -> Column[LoadRow]:
-    """Return the column of the percentiles of a time."""
+    """Return a column with all percentiles of a time."""
 
     def format_row(row: LoadRow) -> str:
         whole = np.concatenate(parts(row))

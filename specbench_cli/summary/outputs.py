@@ -1,4 +1,4 @@
-"""Records of one method, and the totals from which metrics are computed."""
+"""All outputs of one method, with the totals from which its metrics are computed."""
 
 from __future__ import annotations
 
@@ -16,39 +16,40 @@ from specbench_cli.summary.evidence import Evidence
 from specbench_cli.summary.speedups import Speedup
 
 TEXT = "text"
-"""Key in `extra` of records whose engine reports no ids, so that specbench tokenised its text."""
+"""Key in `Record.extra` if the engine reports no token ids, so that specbench tokenized its
+text."""
 _AUTHORS = ("draft", "target", "method")
 TOKEN_COUNTS = (
     *(f"{author}_{fate}" for author in _AUTHORS for fate in ("kept", "discarded")),
     "scored",
 )
-"""Keys in `extra` for the number of tokens by author, kept in the output or discarded."""
+"""Keys in `Record.extra` for the number of tokens by author, kept in the output or discarded."""
 JUDGED_STEPS, ACCEPTED_STEPS = "spans", "stood"
-"""Keys in `extra` for the number of steps that an accept rule judged, and that it accepted."""
+"""Keys in `Record.extra` for the number of steps that a rule judged, and that it accepted."""
 _RANDOM_RULE = "random("
-"""Beginning of a random accept rule in the manifest."""
+"""Beginning of the name of a random accept rule in the manifest."""
 COMPARED = ("greedy", "coupled")
 """Sampling modes whose outputs are compared token by token. A lossless method whose outputs were
 not compared is not ranked."""
-UNSCORED = "it is lossy, and of no two clusters the answers were scored"
+UNSCORED = "it is lossy, and fewer than two questions were scored"
 """Reason why a lossy method has no speedup."""
 _WORST_FIRST = ("mismatch", "failed", "near-tie", "unchecked", "identical", "reference")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOutputs:
-    """All outputs of one method in a run, or in one family of it.
+    """All outputs of one method in a run, or in one task family of the run.
 
     Attributes:
-        records: the method's records, at least one.
-        wall, decoding: measured speedups by wall time and by decode time.
-        broken_why: reason not to trust its results. None if they are trusted.
-        ties: near-ties found and expected.
-        evidence: sampled outputs and scores compared with vanilla's.
-        upper_bound: True if the method read vanilla's output.
-        accept_rule: its lossy accept rule with its numbers. None if it has none.
-        state_scope: lifetime of its state.
-        baseline: label of the method that speedups are relative to.
+        records: Records of the method, at least one.
+        wall, decoding: Measured speedups in wall time and in decode time.
+        broken_why: What is wrong with its outputs. None if nothing is.
+        ties: Number of near-ties, observed and expected.
+        evidence: Comparison of sampled outputs and scores with vanilla's.
+        upper_bound: True if the method used vanilla's output.
+        accept_rule: Lossy accept rule with its parameters. None if there is none.
+        state_scope: Lifetime of what the method learns: "prompt", "run" or "corpus".
+        baseline: Label of the method that speedups are over.
         declared_control: True if the manifest calls it a control.
         constrained: True if a grammar constrains the outputs.
     """
@@ -68,29 +69,29 @@ class MethodOutputs:
 
     @property
     def first(self) -> Record:
-        """The first record: all have the same label, method and parameters."""
+        """First record. All records have the same label, method and parameters."""
         return self.records[0]
 
     @property
     def lossless(self) -> bool:
-        """Return True if the method's guarantee is lossless."""
+        """True if the method's guarantee is lossless."""
         return self.first.guarantee in LOSSLESS
 
     @property
     def control(self) -> bool:
-        """Return True if the method is a control for lossy methods."""
+        """True if the method is a control for lossy methods."""
         rule = self.accept_rule
         return self.declared_control or (rule is not None and rule.startswith(_RANDOM_RULE))
 
     # ---- speedups --------------------------------------------------------------------------------
 
     def unless_withheld(self, measured: Speedup) -> Speedup:
-        """Return a speedup, or only a note with the reason if it must not be shown."""
+        """Return a measured speedup, or a speedup without numbers if it must not be shown."""
         return measured if self._withheld_reason is None else Speedup(note=self._withheld_reason)
 
     @cached_property
     def _withheld_reason(self) -> str | None:
-        """Reason to hide speedups: wrong, unscored or unchecked outputs. None if there is none."""
+        """Reason to hide the speedup: outputs are wrong, not scored or not checked. Or None."""
         if self.broken_why is not None:
             return f"BROKEN: {self.broken_why}"
         score, unchecked = self.evidence.score, self.verdicts["unchecked"]
@@ -104,7 +105,7 @@ class MethodOutputs:
 
     @cached_property
     def worst(self) -> dict[tuple[str, int], str]:
-        """Worst verdict of each output over the repeats; "failed" if it has none."""
+        """(Prompt id, turn) -> worst verdict over the repeats. "failed" if there is none."""
         worst: dict[tuple[str, int], str] = {}
         for r in self.records:
             kind = r.verdict.kind if r.verdict is not None and r.error is None else "failed"
@@ -119,12 +120,12 @@ class MethodOutputs:
 
     @cached_property
     def mismatched_questions(self) -> set[str]:
-        """Questions with a mismatch."""
+        """Ids of the questions with a mismatch."""
         return {prompt for (prompt, _), kind in self.worst.items() if kind == "mismatch"}
 
     @cached_property
     def checked_questions(self) -> set[str]:
-        """Questions with a token verdict."""
+        """Ids of the questions whose outputs were compared token by token."""
         good = ("identical", "near-tie")
         return {
             p for (p, _), kind in self.worst.items() if kind in good
@@ -132,11 +133,11 @@ class MethodOutputs:
 
     @cached_property
     def deviation(self) -> tuple[float | None, float | None]:
-        """Deviation of drawn outputs from the target's distribution, and its probability."""
+        """Deviation of sampled outputs from the target's distribution, and its probability."""
         return compute_likelihood_deviation(self.records) or (None, None)
 
     def reference_read(self) -> int:
-        """Count vanilla's outputs that were compared with transformers' own module."""
+        """Count the outputs of vanilla that were compared with transformers' own module."""
         read = {
             (r.prompt_id, r.turn)
             for r in self.records
@@ -145,7 +146,7 @@ class MethodOutputs:
         return len(read)
 
     def count_finished(self, word: str) -> int | None:
-        """Count the outputs with an ending. Return None without a grammar."""
+        """Count the outputs with a finish reason, such as "eos". Return None without a grammar."""
         return sum(r.finish == word for r in self.records) if self.constrained else None
 
     # ---- steps -----------------------------------------------------------------------------------
@@ -157,17 +158,17 @@ class MethodOutputs:
 
     @cached_property
     def relaxing(self) -> list[Steps]:
-        """Steps under a lossy accept rule."""
+        """Steps of the outputs that were decoded with a lossy accept rule."""
         return [s for s in self.steps if s.relaxed is not None]
 
     @cached_property
     def committed(self) -> list[int]:
-        """Tokens that the steps of each output committed."""
+        """Number of tokens that steps committed, for each output."""
         return [sum(s.committed) for s in self.steps]
 
     @cached_property
     def counts(self) -> list[int]:
-        """Number of steps of each output."""
+        """Number of steps, for each output."""
         return [len(s.committed) for s in self.steps]
 
     @cached_property
@@ -190,49 +191,49 @@ class MethodOutputs:
 
     @cached_property
     def levels(self) -> int:
-        """Levels drafted."""
+        """Number of drafted levels."""
         return total(s.levels for s in self.steps)
 
     @cached_property
     def nodes(self) -> int:
-        """Tokens drafted."""
+        """Number of drafted tokens."""
         return total(s.nodes for s in self.steps)
 
     @cached_property
     def tested_levels(self) -> int:
-        """Levels that verification reached."""
+        """Number of levels that verification reached."""
         return total(s.tested for s in self.steps)
 
     @cached_property
     def accepted(self) -> int:
-        """Levels accepted."""
+        """Number of accepted levels."""
         return total(s.accepted for s in self.steps)
 
     @cached_property
     def relaxed(self) -> int:
-        """Levels that only the lossy accept rule accepted."""
+        """Number of levels that only the lossy accept rule accepted."""
         return total(s.relaxed or [] for s in self.relaxing)
 
     def mat(self) -> float | None:
-        """Compute committed tokens per step, pooled."""
+        """Compute MAT: committed tokens per step, over the steps of all outputs."""
         reported = self.reported
         return ratio(
             sum(self.committed) + reported["committed"], sum(self.counts) + reported["steps"]
         )
 
     def mat_macro(self) -> float | None:
-        """Compute committed tokens per step, mean over outputs."""
+        """Compute MAT of each output, and return the mean."""
         pairs = zip(self.committed, self.counts, strict=True)
         return mean([tokens / count for tokens, count in pairs if tokens])
 
     def mat_full(self) -> float | None:
-        """Compute committed tokens per step without each output's last step."""
+        """Compute MAT without the last step of each output, which may be cut."""
         last = sum(s.committed[-1] for s in self.steps if s.committed)
         return ratio(sum(self.committed) - last, sum(self.counts) - sum(map(bool, self.counts)))
 
     def acceptance_by_position(self) -> tuple[float, ...]:
-        """Compute the share of steps that accepted each level, of those that drafted it."""
-        # With relaxed levels the accepted ones need not come first, so use the origins.
+        """Compute for each level: steps that accepted it / steps that drafted it."""
+        # With relaxed levels, accepted levels need not come first. The tokens' origins tell them.
         known = [
             (r.steps, r.origin if any(r.steps.relaxed or ()) else None)
             for r in self.records
@@ -247,7 +248,7 @@ class MethodOutputs:
         return tuple(accepted[level] / n for level, n in drafted.items())
 
     def rule_rate(self) -> float | None:
-        """Compute the share of judged tokens that a lossy accept rule accepted."""
+        """Compute the share of judged tokens or steps that a lossy accept rule accepted."""
         judged, stood = (
             sum((r.extra or {}).get(name, 0) for r in self.records)
             for name in (JUDGED_STEPS, ACCEPTED_STEPS)
@@ -259,7 +260,7 @@ class MethodOutputs:
 
     @cached_property
     def token_accounting(self) -> dict[str, int]:
-        """Token accounting as the method reports it, or else from the steps of a lossy rule."""
+        """Number of tokens by author and use: as the method reports it, or from its steps."""
         counted = [r.extra for r in self.records if r.extra and "target_kept" in r.extra]
         if counted:
             totals = {
@@ -278,7 +279,7 @@ class MethodOutputs:
         }
 
     def reuse_rate(self) -> float | None:
-        """Compute the share of prepared drafts that were used."""
+        """Compute the share of drafts prepared in advance that were used."""
         counted = Counter[str]()
         for r in self.records:
             if r.extra:
@@ -287,7 +288,8 @@ class MethodOutputs:
 
     @cached_property
     def rates(self) -> tuple[float | None, float | None]:
-        """Discarded draft tokens and target forwards, both per token, if steps are known."""
+        """Discard rate and verification rate: rejected draft tokens and target forwards, per
+        token."""
         discarded = verified = tokens = 0
         for r in self.records:
             if r.steps is not None and r.n_tokens:
@@ -299,7 +301,8 @@ class MethodOutputs:
         return ratio(discarded, tokens), ratio(verified, tokens)
 
     def work(self) -> float | None:
-        """Compute target forwards per token, partial forwards by their share of the weights."""
+        """Compute target forwards per token. A partial forward counts by its share of the
+        weights."""
         known = [
             (r.target_equivalents, r.n_tokens)
             for r in self.records
@@ -316,7 +319,7 @@ class MethodOutputs:
 
     @cached_property
     def shares(self) -> tuple[float | None, float | None, float | None]:
-        """Shares of target, draft and host in the sum of their times."""
+        """Shares of target, draft and host in decode time."""
         spent = np.zeros(3)
         for r in self.timed_records:
             if r.ns.verify is not None and r.ns.draft is not None and r.ns.host is not None:
@@ -327,7 +330,7 @@ class MethodOutputs:
         return target, draft, host
 
     def learn_share(self) -> float | None:
-        """Compute the share of learning in the wall time of the outputs that it can delay."""
+        """Compute the share of wall time spent on learning, over outputs with a learning time."""
         spans = [
             (r.ns.learn, r.ns.total)
             for r in self.timed_records
@@ -356,7 +359,7 @@ class MethodOutputs:
         ]
 
     def tokens_per_joule(self) -> float | None:
-        """Compute tokens per joule; None if an output has no energy."""
+        """Compute tokens per joule. None if the energy of an output is unknown."""
         joules = [r.energy_j for r in self.timed_records]
         known = [each for each in joules if each is not None]
         if len(known) < len(joules) or sum(known) <= 0:
@@ -365,7 +368,7 @@ class MethodOutputs:
 
 
 def _count_steps_by_level(depths: Iterable[int]) -> dict[int, int]:
-    """Count the depths that reach each level, from 1 to the deepest."""
+    """Return level -> number of depths that reach it, from level 1 to the deepest."""
     counts, found, n = Counter(depths), dict[int, int](), 0
     for level in range(max(counts, default=0), 0, -1):
         n += counts[level]
@@ -374,7 +377,11 @@ def _count_steps_by_level(depths: Iterable[int]) -> dict[int, int]:
 
 
 def _accepted_levels(steps: Steps, origin: Sequence[str]) -> Iterable[int]:
-    """Yield the accepted levels of all steps, according to the origins of their tokens."""
+    """Yield the accepted levels of all steps of an output.
+
+    Args:
+        origin: Origin of each token of the output, such as "accepted".
+    """
     at = 1  # prefill commits the first token
     for committed in steps.committed:
         for level, word in enumerate(origin[at : at + committed], start=1):

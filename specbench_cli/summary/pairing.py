@@ -1,4 +1,4 @@
-"""Pairs of outputs: each method's with vanilla's of the same prompt, turn and repeat."""
+"""Pairs of times: of a method and of vanilla, on the same prompt, turn and repeat."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from specbench_cli.stats.bootstrap import PairedTimes
 from specbench_cli.store.schema import LOAD_PASS_OFFSET, Record
 
 Measure = Callable[[Record], tuple[int | None, int | None]]
-"""Function that returns a record's time in ns and the number of tokens decoded in it.
+"""Function that returns the time of a record in ns, and the number of tokens decoded in that time.
 
-A value is None if the method does not report it.
+Values that the method does not report are None.
 """
 
 UntimedReason = Literal["void", "failed"]
@@ -34,14 +34,14 @@ def decode_time(record: Record) -> tuple[int | None, int | None]:
 class PairedRecords:
     """Paired times of several methods.
 
-    labels: methods with at least one pair, in the order of `times`.
+    labels: Labels of the methods with at least one pair, in the order of `times`.
     """
 
     labels: tuple[str, ...]
     times: PairedTimes
 
     def ratios(self) -> dict[str, float]:
-        """Return the point estimate of every method's speedup."""
+        """Return label -> point estimate of the speedup."""
         x, y = self.times.baseline.sum((1, 2)), self.times.method.sum((1, 2))
         return dict(zip(self.labels, (x / y).tolist(), strict=True))
 
@@ -49,10 +49,11 @@ class PairedRecords:
 def pair_times(
     baseline: Iterable[Record], records_by_label: Mapping[str, Sequence[Record]], measure: Measure
 ) -> PairedRecords:
-    """Pair every method's outputs with the baseline's.
+    """Pair the times of every method with those of the baseline.
 
-    The baseline's time is scaled to the method's number of tokens. For identical outputs this
-    changes nothing. Outputs of two workers are never paired, since they are from two devices.
+    The time of the baseline is scaled to the method's number of tokens. This changes nothing if the
+    outputs are identical. Outputs of two workers are never paired, since workers are on different
+    devices.
     """
     reference = {(r.prompt_id, r.turn, r.pass_): r for r in baseline}
     processes = _index(process_number(key[2]) for key in reference)
@@ -88,12 +89,12 @@ def process_number(pass_: int) -> int:
 
 
 def untimed_reason(record: Record) -> UntimedReason | None:
-    """Return the reason why a record has no trusted time; None if it has one."""
+    """Return why the time of a record is not trusted, or None if it is."""
     if record.error is not None:
         return "failed"
     return "void" if record.void else None
 
 
 def _index(keys: Iterable[Any]) -> dict[Any, int]:
-    """Number the keys in sorted order, which does not depend on the order of the records."""
+    """Return key -> index in sorted order, so that the order of the records has no influence."""
     return {key: place for place, key in enumerate(sorted(set(keys)))}

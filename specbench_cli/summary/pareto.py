@@ -1,9 +1,9 @@
 """Results of a parameter sweep, and its Pareto front of discard rate and verification rate.
 
-The discard rate (rejected draft tokens / generated tokens) is the cost of drafting. The
-verification rate (target forwards / generated tokens) is its gain. A method is on the front if no
-other is better in one rate and at least as good in the other. Vanilla, which does not draft, is one
-end of the front.
+The discard rate is rejected draft tokens / generated tokens: the cost of drafting. The verification
+rate is target forwards / generated tokens: drafting reduces it. A method is on the Pareto front if
+no other method is lower in one rate and at most as high in the other. Vanilla does not draft, so it
+is one end of the front.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _GAINS = (
 class SweepPoint:
     """A method of a sweep.
 
-    swept: swept parameters with their values.
-    along: the parameter that varies along the plotted line; None if the method is not swept.
-    front: True if it is on the Pareto front.
+    swept: Swept parameter -> value.
+    along: Parameter that varies along the plotted line. None if the method is not swept.
+    front: True if the method is on the Pareto front.
     """
 
     row: MethodSummary
@@ -44,16 +44,16 @@ class SweepPoint:
 
     @property
     def series(self) -> str:
-        """Name of its line: the method, and the swept parameters that are constant on the line."""
+        """Name of the line: the method, and the parameters that are constant along the line."""
         others = (f"{name}={value}" for name, value in self.swept.items() if name != self.along)
         return " ".join([self.row.method, *others])
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Methods of a sweep, in the order of the configuration.
+    """Methods of a parameter sweep, in the order of the configuration.
 
-    params: swept parameters of all methods.
+    params: Names of all swept parameters.
     """
 
     params: tuple[str, ...]
@@ -61,7 +61,7 @@ class Sweep:
 
 
 def find_sweep(summary: Summary, manifest: Mapping[str, Any]) -> Sweep | None:
-    """Return the sweep of a run; None if the run has no sweep."""
+    """Return the sweep of a run, or None if the run has none."""
     config = manifest.get("config", {}).get("effective", {})
     swept: dict[str, dict[str, list[Any]]] = config.get("sweep") or {}
     if not swept or config.get("tune"):
@@ -94,7 +94,7 @@ def parameter_columns(sweep: Sweep) -> tuple[Column[MethodSummary], ...]:
 
 
 def _parameter(name: str) -> Column[MethodSummary]:
-    """Return the column of a parameter; numbers sort as numbers."""
+    """Return the column of a parameter. Numbers sort as numbers."""
 
     def value(row: MethodSummary) -> Value:
         found = row.params.get(name)
@@ -108,7 +108,7 @@ def _parameter(name: str) -> Column[MethodSummary]:
 
 
 def write_points(sweep: Sweep, path: Path) -> Path:
-    """Write one line per point with all values of the plot. A missing value is empty."""
+    """Write one CSV line per method, with all values of the plot. A missing value is empty."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [
         {"label": point.row.label, "method": point.row.method}
@@ -122,22 +122,25 @@ def write_points(sweep: Sweep, path: Path) -> Path:
 
 
 def is_number(value: object) -> bool:
-    """Return True if a value can be placed on an axis. Booleans cannot."""
+    """Return True for numbers, which have a position on an axis. Booleans are no numbers here."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _main_parameter(swept_params: Mapping[str, Sequence[Any]]) -> str | None:
-    """Return the parameter to draw lines along: the one with most numeric values."""
+    """Return the parameter that varies along a line: the one with the most numbers."""
     return max(swept_params, key=lambda name: sum(map(is_number, swept_params[name])), default=None)
 
 
 def is_ranked(row: MethodSummary) -> bool:
-    """Return True if a row may be on the front: not broken, lossy, a peer or an upper bound."""
+    """Return True if a method may be on the front.
+
+    Broken and lossy methods, peers and upper bounds are excluded.
+    """
     return row.lossless and not (row.broken or row.peer or row.upper_bound)
 
 
 def _front(rows: Sequence[MethodSummary]) -> set[str]:
-    """Return the labels of the rows that no other row dominates."""
+    """Return the labels of the methods on the Pareto front."""
     at = {
         row.label: (row.discard_rate, row.verification_rate)
         for row in rows

@@ -1,4 +1,4 @@
-"""Source of a report's records: the folder of a run, or several runs combined."""
+"""Interface through which reports read records: of a run's folder, or of several runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 class RecordSource(Protocol):
     """Records of a run and its manifest.
 
-    path: folder of the run; for several runs, the folder of the first.
+    path: Folder of the run. For several runs, the folder of the first one.
     """
 
     path: Path
@@ -30,19 +30,23 @@ class RecordSource(Protocol):
         ...
 
     def map_records(self, make: Callable[[Record], T]) -> Iterator[T]:
-        """Return the results of a function, at the top level of a module, for every record."""
+        """Return the result of a function for every record.
+
+        Args:
+            make: A function at the top level of a module, since other processes may call it.
+        """
         ...
 
     def prompts(self) -> Iterator[Prompt]:
-        """Return the prompts; none if they were not stored."""
+        """Return the stored prompts, if there are any."""
         ...
 
 
 def drop_details(record: Record) -> Record:
-    """Return a record without traces, ids and drafts, which take most memory and no metric needs.
+    """Return a record without trace, token ids and drafts. They need most memory, but no metric.
 
-    Origins are kept only if there are relaxed levels: then counters do not determine which levels
-    were accepted.
+    The origin of each token is kept if a lossy rule accepted some: the counters alone do not tell
+    which levels were accepted.
     """
     if record.forwards is None and record.output_ids is None and record.drafts is None:
         return record

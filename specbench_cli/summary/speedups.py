@@ -1,4 +1,4 @@
-"""Speedups of a run's methods by one measure of time: ratios, intervals, significance groups."""
+"""Speedups of methods with their intervals and significance groups."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from specbench_cli.store.schema import BASELINE, Record
 from specbench_cli.summary.pairing import Measure, PairedRecords, pair_times, untimed_reason
 
 MAX_UNTIMED = 0.1
-"""Maximum share of a method's outputs without a time. Above it the method has no speedup."""
+"""Maximum share of a method's outputs without a trusted time. With more, it has no speedup."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
     """Speedup with its 95% interval.
 
-    note: reason why the ratio or the interval is missing.
-    rare: rare questions that decide the speedup, if any.
+    note: Reason why the ratio or the interval is missing.
+    rare: Outlier questions that decide the speedup, if there are any.
     """
 
     ratio: float | None = None
@@ -39,10 +39,11 @@ class Speedup:
 
 @dataclass(frozen=True, slots=True)
 class Speedups:
-    """Speedups of all labels. A missing speedup has a note with the reason.
+    """Speedups of all methods.
 
-    labels: labels with at least one pair.
-    drawn: their bootstrap resamples; None if there are no pairs.
+    by_label: Label -> speedup. A missing speedup has a note with the reason.
+    labels: Labels of the methods with at least one pair of times.
+    drawn: Bootstrap resamples of these methods. None if there are no pairs.
     """
 
     by_label: dict[str, Speedup]
@@ -50,9 +51,10 @@ class Speedups:
     drawn: BootstrapResult | None
 
     def group_letters(self, ranked: Sequence[str]) -> dict[str, str]:
-        """Return the group letters of labels with a speedup, best first.
+        """Return label -> letters of the significance groups.
 
-        Only these labels are compared with each other.
+        Args:
+            ranked: Labels to compare with each other. Each must have a speedup.
         """
         if self.drawn is None:
             return {}
@@ -70,12 +72,14 @@ def compute_speedups(
     resamples: int,
     baseline: str = BASELINE,
 ) -> Speedups:
-    """Compute the speedups of all labels over the baseline, which has 1 and no interval.
+    """Compute the speedups of all methods over the baseline.
 
     Args:
-        cells: label -> its records.
-        resamples: number of bootstrap resamples, with a fixed seed.
-        baseline: label of the baseline. For methods of another engine, that engine's vanilla.
+        records_by_label: Label -> records of the method.
+        measure: Returns the time of a record.
+        resamples: Number of bootstrap resamples, with a fixed seed.
+        baseline: Label of the baseline. Its own speedup is 1 and has no interval. For methods of
+            another engine, it is vanilla of that engine.
     """
     pairs = pair_times(records_by_label.get(baseline, ()), records_by_label, measure)
     drawn = resample(pairs.times, resamples=resamples) if pairs.labels else None
@@ -101,7 +105,7 @@ def _estimate_point(
 ) -> Speedup:
     """Return the point estimate, or a note with the reason why there is none."""
     if baseline not in records_by_label and baseline != BASELINE:
-        return Speedup(note=f"its engine's own vanilla was not run: add --method {baseline}")
+        return Speedup(note=f"vanilla of its engine was not run: add --method {baseline}")
     for required_label in dict.fromkeys((baseline, label)):
         own = drop_prompt_errors(
             records_by_label.get(required_label, ()), records_by_label.get(BASELINE, ())

@@ -1,21 +1,21 @@
-"""Summary of a run: computes all metrics of all reports from the records.
+"""Summary of a run: all metrics of all methods, computed from the records.
 
-Speedup. With v_i and m_i the wall times of vanilla and of the method on the same prompt, turn and
-repeat, and with n_v,i and n_m,i their tokens:
+Let v_i and m_i be the wall times of vanilla and of the method on the same prompt, turn and repeat,
+and n_v,i and n_m,i their numbers of tokens. Then
 
     speedup = sum_i v_i * (n_m,i / n_v,i) / sum_i m_i
 
-For identical outputs the factor is 1, so wall times are compared directly. For different outputs
-(near-tie, sampling, lossy) each pair is compared by time per token. `decode speedup` is the same
-with decode times and the n - 1 tokens that decoding commits.
+If the outputs are identical, the factor is 1, so wall times are compared. If they differ (near-tie,
+sampling, lossy), the times per token are compared. The decode speedup is the same with decode times
+and with the n - 1 tokens that are committed after prefill.
 
-Both have intervals and significance groups, from the same resampled questions and repeats. Methods
-of another engine are compared with that engine's own vanilla, v_i, and with each other.
+Both speedups have intervals and significance groups, from the same resampled questions and repeats.
+Methods of another engine, such as vLLM, are compared with vanilla of that engine.
 
-A pair with a noisy or failed output is omitted. A method has no speedup if it, or its baseline,
-lost more than a tenth of its outputs. A method that is broken (`judge.broken`) is broken in all
-tables. Verdicts count outputs (turns of a prompt), each by its worst repeat. The proof counts
-questions, since the turns of a question are not independent trials.
+A pair with a noisy or failed output is omitted. If a method or its baseline lost more than a tenth
+of its outputs, the method has no speedup. A method with wrong outputs is broken
+(`judge/broken.py`), in all tables. Verdicts are counted per output (a turn of a prompt), by its
+worst repeat. The proof counts questions, since the turns of a question are not independent.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from specbench_cli.summary.speedups import Speedup, compute_speedups
 
 PEER_BASELINE = "hf:vanilla"
 ALL = "all"
-"""Family name of rows over all families."""
+"""Name of the family for results over all task families."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Metrics of all methods of a run.
 
-    lossless, lossy: rows of the methods, best first. Methods whose results depend on the order of
-        the prompts come last. The two kinds are never ranked together.
-    families: family -> its rows, in the order of the overall ones.
-    prompts: task -> number of questions.
-    passes: number of repeats.
-    noise_floor: A/A noise floor, as a fraction; None if not measured.
-    vanilla_ratio: speed of vanilla relative to hf:vanilla; None if that was not run, or its times
-        were noisy.
+    lossless, lossy: Metrics of each method, best first. Methods that learn across prompts come
+        last. Lossless and lossy methods are never ranked together.
+    families: Task family -> metrics of each method on it, in the same order.
+    prompts: Task -> number of questions.
+    passes: Number of repeats.
+    noise_floor: A/A noise floor, as a fraction. None if it was not measured.
+    vanilla_ratio: Speed of vanilla divided by that of hf:vanilla. None if hf:vanilla was not run,
+        or its times were noisy.
     """
 
     lossless: tuple[MethodSummary, ...]
@@ -67,13 +67,13 @@ class Summary:
 
     @property
     def rows(self) -> tuple[MethodSummary, ...]:
-        """Lossless rows followed by lossy rows."""
+        """Metrics of all methods, lossless ones first."""
         return self.lossless + self.lossy
 
     def proof(self) -> tuple[MethodSummary, float] | None:
         """Return the method with the weakest proof, and the 95% bound on its mismatch rate.
 
-        Only specbench's own lossless methods count. None if no output could be checked.
+        Only lossless methods of specbench itself count. None if no output could be checked.
         """
         bounds = [
             (row, row.mismatch_bound)
@@ -86,14 +86,15 @@ class Summary:
 def summarise(
     records: Iterable[Record], manifest: Mapping[str, Any], *, resamples: int | None = None
 ) -> Summary:
-    """Compute the rows of a run, over all prompts and by family.
+    """Compute the metrics of all methods of a run, over all prompts and by task family.
 
     Args:
-        records: all records of the run, in any order. They are read once.
-        manifest: the run's manifest.
-        resamples: number of bootstrap resamples, with a fixed seed; default `RESAMPLES`.
+        records: All records of the run, in any order. They are read once.
+        manifest: Manifest of the run.
+        resamples: Number of bootstrap resamples, with a fixed seed. None uses `RESAMPLES`.
+
     Raises:
-        UsageError: there are too many methods to compare all pairs.
+        UsageError: There are too many methods to compare all pairs.
     """
     resamples = RESAMPLES if resamples is None else resamples
     slim = list(map(without_bulk, records))
@@ -134,15 +135,14 @@ def _rows(
     *,
     with_evidence: bool,
 ) -> tuple[list[MethodSummary], dict[str, Speedup]]:
-    """Return the rows of some records, and the speedups of all methods, including broken ones.
+    """Return the metrics of each method, and the speedups of all methods, including broken ones.
 
-    Lossless rows come before lossy ones. Within each kind, specbench's own methods come before
-    those of other engines, which are relative to their own vanilla. Within an engine, methods that
-    learn from prompt to prompt come last. The remaining order is: best speedup first, then rows
-    without a speedup, then upper bounds.
+    The order is: lossless methods before lossy ones; specbench's engine before others; methods that
+    learn across prompts last; upper bounds last; best speedup first; no speedup last.
 
     Args:
-        evident: True to compare sampled outputs with vanilla's.
+        broken_reasons: Label of a broken method -> what is wrong.
+        with_evidence: True to compare sampled outputs with vanilla's by tests (`evidence.py`).
     """
     records_by_label: dict[str, list[Record]] = {}
     for record in records:
@@ -231,9 +231,9 @@ def _over_random(
     rows: Sequence[MethodSummary],
     row: MethodSummary,
 ) -> dict[str, Any]:
-    """Return the score difference between a method and its random control, with the interval.
+    """Return the metrics of the score difference between a method and its random control.
 
-    The control counts only if it accepts about as many tokens (`matches_rate`).
+    The control is used only if it accepts about as many tokens (`matches_rate`).
     """
     control = (o for o in rows if o.params.get("like") == row.label and matches_rate(o, row))
     found = score_difference(
@@ -244,7 +244,7 @@ def _over_random(
 
 
 def _evidence(baseline: Sequence[Record], own: Sequence[Record], with_evidence: bool) -> Evidence:
-    """Compare outputs with vanilla's; always for lossy methods, to show what their answers lose."""
+    """Compare outputs with vanilla's. Lossy methods are always compared, to show lost accuracy."""
     return (
         compare_outputs(baseline, own)
         if with_evidence or own[0].guarantee not in LOSSLESS
@@ -253,13 +253,19 @@ def _evidence(baseline: Sequence[Record], own: Sequence[Record], with_evidence: 
 
 
 def _model(manifest: Mapping[str, Any], role: str) -> str | None:
-    """Return the label of the model with this role; None if there is none."""
+    """Return the label of the "target" or the "draft" model. None if there is none."""
     label = ((manifest.get("models") or {}).get(role) or {}).get("label")
     return None if label is None else str(label)
 
 
 def _noise_floor(rows: Iterable[MethodSummary], known: float | None) -> float | None:
-    """Return the largest distance from 1 of a second vanilla's interval; else the known floor."""
+    """Return the A/A noise floor.
+
+    If vanilla was run twice, this is the largest distance from 1 of the second one's interval.
+
+    Args:
+        known: Noise floor from the manifest, used otherwise.
+    """
     for row in rows:
         if row.method == BASELINE and row.label != BASELINE and row.speedup is not None:
             ends = (row.speedup, row.speedup_low, row.speedup_high)

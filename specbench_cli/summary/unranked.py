@@ -1,6 +1,7 @@
 """Tables of runs whose methods cannot be ranked together.
 
-These are incompatible runs and runs with several targets. Each label contains the run's name.
+These are incompatible runs (`specbench report --force`) and runs with several targets. Each label
+contains the name of its run.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ def join_forced(
     *,
     by_method: bool = False,
 ) -> Summary:
-    """Return the rows of several summaries. They are not ranked, so they have no letters.
+    """Join the summaries of several runs. Methods are not ranked, so they have no group letters.
 
     Args:
-        labels: for each run, label in the run -> label in the table.
-        by_method: True to sort by method, so that rows with the same label in their runs are
-            adjacent. False sorts by run.
+        labels: For each run, label in the run -> label in the table.
+        by_method: True to sort by method, so that the same method of several runs is adjacent.
+            False sorts by run.
     """
     pairs = list(zip(summaries, labels, strict=True))
     all_labels = [row.label for summary in summaries for row in summary.rows]
@@ -62,10 +63,10 @@ def join_forced(
 
 @dataclass(frozen=True, slots=True)
 class TargetSummaries:
-    """Rows of several targets, as a matrix.
+    """Results on several targets, as a table with one column per target.
 
-    rows: one row per method, or per method and draft. Vanilla, which is always 1, is omitted.
-    targets: target -> label in `rows` -> its row.
+    rows: One row per method, or per method and draft. Vanilla is omitted, since it is always 1.
+    targets: Target -> label in `rows` -> metrics of the method on the target.
     """
 
     rows: tuple[MethodSummary, ...]
@@ -73,10 +74,10 @@ class TargetSummaries:
 
 
 def group_by_target(summary: Summary, runs: Sequence[str]) -> TargetSummaries | None:
-    """Return the rows of a matrix by target; None if the summary is not of a matrix.
+    """Return the results by target. None if the run has only one target.
 
     Args:
-        runs: names of the runs, TARGET or TARGET+DRAFT. A row's label ends with its run's name.
+        runs: Names of the runs, TARGET or TARGET+DRAFT. The label of a method ends with one.
     """
     if not runs:
         return None

@@ -68,8 +68,8 @@ class DatastoreMaker:
         tokenizer = read_tokenizer(self.target)
         if not tokenizer.get_vocab().keys() >= set(SPECIAL_TOKENS):
             raise UsageError(
-                f"{self.target.name} is not an embedded model, and only those can generate the"
-                " replies",
+                f"{self.target.name} is not of the embedded family, and only a target of that"
+                " family can generate the replies",
                 "give texts for the datastore: --text FILE.txt or FILE.jsonl",
             )
         claim(self.out / WORK, {"target_sha256": sha})

@@ -77,7 +77,7 @@ def test_a_store_of_another_tokenizer_is_refused(tmp_path: Path, target: Path, l
         ("bad.txt", b"\xff\xfe\x00", "is not UTF-8"),
         ("bad.jsonl", b'{"text": "fine"}\n{"words": "lost"}\n', "bad.jsonl:2 is not JSON like"),
         ("bad.jsonl", b"\xff\n", "bad.jsonl:1 is not JSON like"),
-        ("empty.txt", b"", "hold no text"),
+        ("empty.txt", b"", "contain no text"),
     ],
 )
 def test_files_that_cannot_be_read_are_named(

@@ -223,7 +223,7 @@ def test_a_template_that_fails_or_another_familys_tokenizer_is_an_error_of_the_u
         tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>"
     )
     plain.chat_template = "{{ messages[0]['content'] + 1 }}"
-    with pytest.raises(UsageError, match="the chat template of the target refuses"):
+    with pytest.raises(UsageError, match="the chat template of the target rejects"):
         TemplateEncoder(plain, frozenset({END}))
     with pytest.raises(UsageError, match=r"is not the embedded family's: it has no token <\|"):
         Encoder(plain)

@@ -1,4 +1,4 @@
-"""Chains that a draft model drafts."""
+"""Drafting of chains with a draft model."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class AcceptRule:
 
 @dataclass(frozen=True)
 class Threshold(AcceptRule):
-    """Keeps tokens whose target probability is at least epsilon.
+    """Rule that keeps tokens whose target probability is at least epsilon.
 
     Every committed token then has at least this probability, or comes from the lossless rule.
     """
@@ -217,7 +217,7 @@ class Lenient(AcceptRule):
         return _gather_tokens(p, tokens) >= self.factor * p.amax(-1)
 
     def relaxed_mask(self, context: DraftContext, random: Random) -> Tensor:
-        """Return the draft tokens to keep, [m] bool.
+        """Return which draft tokens to keep, [m] bool.
 
         A drawn token that the lossless rule rejects is kept with such a probability that its total
         acceptance probability is min(1, p / (factor q)) instead of min(1, p / q). A token that was
@@ -248,7 +248,7 @@ class Lenient(AcceptRule):
 
 @dataclass(frozen=True)
 class RandomAccept(AcceptRule):
-    """Control of every accept rule: keeps tokens at random with a fixed rate.
+    """Control for accept rules: it keeps rejected tokens at random, at a fixed rate.
 
     In a tree, one draw decides for all children of a node, so that the share of levels that pass
     does not depend on the number of children.

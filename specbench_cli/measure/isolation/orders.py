@@ -64,7 +64,9 @@ class LoadOrder:
 
 @dataclass(frozen=True)
 class MeasurementOrder:
-    """Arguments of the order to measure one output; see `Measurement`.
+    """Arguments of the order to measure one output.
+
+    They are a part of the arguments of `Measurement`.
 
     budget: Maximum number of new tokens.
     pass_: Number of the repeat.

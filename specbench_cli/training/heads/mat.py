@@ -1,4 +1,4 @@
-"""Estimates of a head's MAT (mean accepted tokens) on held-out replies, during its training."""
+"""Estimates of a head's MAT (mean accepted length) on held-out replies, during its training."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -154,7 +154,7 @@ class CudaGraphs:
 
 
 class GraphRecorder:
-    """CUDA graphs of one decoder, for each of its states.
+    """Cache of the CUDA graphs of one decoder, for each of its states.
 
     Attributes:
         n_recorded: Number of graphs captured so far.
