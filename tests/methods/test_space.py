@@ -109,7 +109,8 @@ def test_on_tables_the_masks_predict_what_a_twin_of_the_target_would():
 def test_a_published_checkpoints_mask_is_a_row_of_its_embedding(family, tmp_path, monkeypatch):
     target = family.decoders["target"]
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": target.vocab_size}))
-    with pytest.raises(EnvironmentFault, match=rf"has 96 token ids, and the target has 96; .* {PUBLISHED_MASK}"):
+    message = rf"has 96 token ids, and the target has 96; .* {PUBLISHED_MASK}"
+    with pytest.raises(EnvironmentFault, match=message):
         MaskToken.load(tmp_path, {"target": target})
     monkeypatch.setattr("methods.space.head.PUBLISHED_MASK", 90)
     head = MaskToken.load(tmp_path, {"target": target})
