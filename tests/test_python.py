@@ -193,8 +193,8 @@ def test_compare_is_the_command_s_comparison(run, capsys, notebook):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tolerance": 2}, "'2' is no share"),
-        ({"fail_on": "slow"}, "'slow' is none of .*did you mean 'slower'"),
+        ({"tolerance": 2}, "'2' must be a share"),
+        ({"fail_on": "slow"}, "'slow' must be some of .*did you mean 'slower'"),
     ],
 )
 def test_compare_refuses_what_the_command_refuses(run, settings, message):
@@ -215,13 +215,13 @@ def test_methods_are_the_registry_s():
         ({"limit": 0}, r"run\(\): limit must be at least 1, got 0"),
         (
             {"methods": 7},
-            r"run\(\): methods must contain names, or mappings of name, label, params",
+            r"run\(\): methods must contain names, or mappings with name, label and params",
         ),
         ({"out": 3}, r"run\(\): out must be a name or a path, got 3"),
         ({"config": 3}, r"run\(\): config must be a name or a path, got 3"),
         ({"methods": ["spss"]}, "no method 'spss'; did you mean 'sps'"),
         ({"tasks": ["gone.jsonl"]}, "gone.jsonl"),
-        ({"set": {"pld": {"length": 2}}, "methods": "sps"}, r"run\(\) pld.length is for a method"),
+        ({"set": {"pld": {"length": 2}}, "methods": "sps"}, r"run\(\) pld.length names a method"),
         ({"set": {"sps": 3}}, r"run\(\): set must be a mapping from methods"),
         ({"sweep": {"sps": {"length": "1:"}}}, r"run\(\): sweep.sps.length must be"),
         ({"methods": "sps", "set": {"sps": {"len": 2}}}, "sps.len is not known; did you mean"),
@@ -280,7 +280,7 @@ def test_a_plug_in_that_was_changed_is_read_again(tmp_path, monkeypatch):
 
 
 def test_several_targets_are_several_calls():
-    with pytest.raises(UsageError, match="describe several runs, and a call makes one"):
+    with pytest.raises(UsageError, match="describe several runs, but a call makes one"):
         sb.run(targets=["embedded-7m", "embedded-exit"], methods="pld")
 
 

@@ -304,7 +304,7 @@ def test_mtp_with_a_length_rule_stops_where_the_rule_stops(open_heads, sampling)
 
 
 def test_mtp_refuses_the_rule_that_reads_a_draft_models_hidden_states():
-    with pytest.raises(ValidationError, match="for sps and specdec"):
+    with pytest.raises(ValidationError, match="use it with sps or specdec"):
         MtpParams(length="acceptance-head")
 
 

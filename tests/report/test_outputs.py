@@ -159,10 +159,10 @@ def test_records_are_parsed_once_for_figures_of_all_rows(run, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"to": "pdf"}, "'pdf' is none of md, html, latex, csv, json"),
+        ({"to": "pdf"}, "'pdf' is not one of md, html, latex, csv, json"),
         ({"to": ","}, "names no format"),
         ({"out": "there"}, "--out needs --to"),
-        ({"also": "speed"}, "--also 'speed': there is spec-bench only"),
+        ({"also": "speed"}, "--also must be spec-bench, got 'speed'"),
     ],
 )
 def test_wrong_option_is_refused_with_what_is_allowed(run, options, message):

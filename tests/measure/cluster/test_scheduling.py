@@ -408,8 +408,8 @@ def test_of_rays_long_messages_the_missing_module_is_told():
     ("given", "says"),
     [
         ({"load": "poisson:2"}, "omit load poisson:2"),
-        ({"tune": 4}, "drop tune: tune by --executor local"),
-        ({"devices": {"target": "cpu:0", "draft": "cpu:1"}}, "drop devices"),
+        ({"tune": 4}, "omit tune: tune with --executor local"),
+        ({"devices": {"target": "cpu:0", "draft": "cpu:1"}}, "omit devices"),
         ({"device": "cuda:1"}, "omit device cuda:1"),
     ],
 )
