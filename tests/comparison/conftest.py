@@ -1,4 +1,4 @@
-"""Runs of two prompts (the first has two turns) and a few rows, made without a model."""
+"""Run folders written without a model: two prompts (the first has two turns), a few methods."""
 
 import copy
 from dataclasses import replace
@@ -48,11 +48,11 @@ MANIFEST = {
 
 def make_record(label, prompt_id, turn, pass_=1, **changes):
     drafting = label in DRAFTING
-    kinds, words = [VERIFY, PREFILL], ["prefill", "plain", "plain", "plain"]
+    kinds, origins = [VERIFY, PREFILL], ["prefill", "plain", "plain", "plain"]
     trace = Trace(kinds, [0, 0, 0, 1], [1, 1, 1, 9], [0, 10, 20, 0], [10, 18, 30, 0])
     steps = Steps([0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 1, 1])
     if drafting:
-        kinds, words = [VERIFY, DRAFT, PREFILL], ["prefill", "accepted", "accepted", "recovered"]
+        kinds, origins = [VERIFY, DRAFT, PREFILL], ["prefill", "accepted", "accepted", "recovered"]
         trace = Trace(kinds, [1, 0, 1, 0, 2], [1, 3, 2, 3, 9], [0, 4, 10, 12, 0], [3, 9, 12, 20, 0])
         steps = Steps([2, 2], [3, 3], [2, 1], [2, 0], [2, 1])
     values = {
@@ -62,7 +62,7 @@ def make_record(label, prompt_id, turn, pass_=1, **changes):
         "params": Params({}, {"length": 5} if drafting else {}),
         "pass_": pass_,
         "output_ids": [5, 6, turn, 2],
-        "origin": words,
+        "origin": origins,
         "finish": "eos",
         "steps": steps,
         "target_forwards": 3 if drafting else 4,
@@ -87,9 +87,12 @@ def make_row(label):
     }
 
 
-def evened(record):
-    """A record with as many draft forwards in its trace as it says, and in its counters as many of
-    the target's as the trace has: tests change one thing at a time."""
+def match_forwards(record):
+    """Return the record with a trace and counters that agree.
+
+    The trace gets as many draft forwards as `draft_forwards`, and `target_forwards` becomes the
+    number of target forwards in the trace. A test can then change one value at a time.
+    """
     trace = record.forwards
     if record.error is not None or record.peer or trace is None:
         return record
@@ -105,8 +108,11 @@ def evened(record):
 
 @pytest.fixture
 def make_run(tmp_path):
-    """Makes a run's folder: its name, labels, (prompt, turn)s and passes; what to change of the
-    manifest; what to make of each record (None: leave it out); its status."""
+    """Return a function that writes a run folder and returns its path.
+
+    `change` edits the manifest in place. `edit` returns the changed record, or None to leave the
+    record out.
+    """
 
     def make(
         name="run",
@@ -129,13 +135,13 @@ def make_run(tmp_path):
             )
             for id_, turn in places
         )
-        made = (
+        records = (
             make_record(label, *place, pass_)
             for pass_ in range(1, passes + 1)
             for place in places
             for label in labels
         )
-        run.append(evened(record) for record in map(edit, made) if record is not None)
+        run.append(match_forwards(record) for record in map(edit, records) if record is not None)
         run.update(status=status)
         return run.path
 
@@ -144,5 +150,5 @@ def make_run(tmp_path):
 
 @pytest.fixture
 def make_side(make_run):
-    """Makes a run as `make_run` does, and reads it as a side."""
+    """Return a function that writes a run as `make_run` does, and reads it as a side."""
     return lambda *args, **more: read_run(make_run(*args, **more))

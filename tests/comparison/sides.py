@@ -1,4 +1,4 @@
-"""Outputs and sides of comparisons with everything that a test does not name filled in."""
+"""Builders of compared outputs and sides. They fill in every value that a test does not set."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from specbench_cli.comparison.compared_output import ComparedOutput, Counters, P
 from specbench_cli.comparison.side import RowFacts, Side
 
 
-def cell_of(key: PairKey, **changes: Any) -> ComparedOutput:
-    """Return the greedy output of 17 tokens in 4 steps, without times."""
+def make_output(key: PairKey, **changes: Any) -> ComparedOutput:
+    """Return a greedy output of 17 tokens in 4 steps, without times, changed by `changes`."""
     values = {
         "task": key.prompt_id.partition("/")[0],
         "family": "qa",
@@ -29,9 +29,9 @@ def cell_of(key: PairKey, **changes: Any) -> ComparedOutput:
     return ComparedOutput(key=key, **(values | changes))
 
 
-def side_of(cells: Sequence[ComparedOutput], **changes: Any) -> Side:
-    """Return the side of a quiet run of one process whose methods have no parameters."""
-    labels = dict.fromkeys(cell.key.label for cell in cells)
+def make_side_of(outputs: Sequence[ComparedOutput], **changes: Any) -> Side:
+    """Return a side with these outputs: one quiet process, methods without parameters."""
+    labels = dict.fromkeys(output.key.label for output in outputs)
     values = {
         "name": "run",
         "created_utc": "",
@@ -42,7 +42,7 @@ def side_of(cells: Sequence[ComparedOutput], **changes: Any) -> Side:
             label: RowFacts(label=label, method=label, params={}, timing_free=True)
             for label in labels
         },
-        "outputs": {cell.key: cell for cell in cells},
-        "processes": (tuple(cells),),
+        "outputs": {output.key: output for output in outputs},
+        "processes": (tuple(outputs),),
     }
     return Side(**(values | changes))

@@ -1,4 +1,4 @@
-"""Baselines: what is saved is what is loaded; only processes of one program are saved together."""
+"""Tests of baseline files: saving, loading, and which runs may be saved together."""
 
 import json
 from dataclasses import replace
@@ -24,21 +24,21 @@ text = st.text(max_size=8)
 name = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=8)
 
 
-def agreeing(counters):
-    """Counters, without their steps where these contradict the rest."""
+def drop_contradicting_steps(counters):
+    """Return the counters, without their steps if these contradict the other counters."""
     return counters if counters.contradiction is None else replace(counters, steps=None)
 
 
 @st.composite
 def sides(draw):
-    """Sides of one to three runs, in the order in which they are read."""
+    """Draw a side of one to three runs, in the order in which they are read."""
     keys = draw(
         st.sets(
             st.tuples(st.sampled_from(PLACES), st.sampled_from(LABELS), st.integers(0, 1)),
             min_size=1,
         )
     )
-    of_row = {
+    row_values = {
         label: {
             "method": draw(name),
             "sampling": draw(name),
@@ -47,7 +47,7 @@ def sides(draw):
         }
         for label in LABELS
     }
-    of_place = {
+    place_values = {
         place: {
             "task": draw(name),
             "family": draw(st.sampled_from(FAMILIES)),
@@ -60,39 +60,42 @@ def sides(draw):
         return [
             ComparedOutput(
                 key=PairKey(*place, label, pass_, 3),
-                **of_place[place],
-                **of_row[label],
+                **place_values[place],
+                **row_values[label],
                 ids=draw(st.none() | text),
                 finish=draw(st.sampled_from(FINISHES)),
                 verdict=draw(st.none() | st.sampled_from(VERDICTS)),
                 error=draw(st.none() | text),
-                counters=agreeing(Counters(*(draw(count) for _ in range(9)))),
+                counters=drop_contradicting_steps(Counters(*(draw(count) for _ in range(9)))),
                 times=draw(st.none() | st.builds(Times, *[count] * 8)),
             )
             for place, label, pass_ in sorted(keys)
         ]
 
-    def again(cells):
-        """The same outputs in another time, or another output."""
-        return [draw(st.sampled_from([replace(a, times=b.times), b])) for a, b in cells]
+    def repeat_outputs(outputs):
+        """Return the outputs of a repeat: each has other times, or differs in everything."""
+        return [draw(st.sampled_from([replace(a, times=b.times), b])) for a, b in outputs]
 
     first = run()
-    runs = [first, *(again(zip(first, run(), strict=True)) for _ in range(draw(st.integers(0, 2))))]
+    runs = [
+        first,
+        *(repeat_outputs(zip(first, run(), strict=True)) for _ in range(draw(st.integers(0, 2)))),
+    ]
     processes = [
-        tuple(sorted((c for c in own if c.key.pass_ == pass_), key=lambda cell: cell.key))
+        tuple(sorted((c for c in own if c.key.pass_ == pass_), key=lambda output: output.key))
         for own in runs
-        for pass_ in sorted({cell.key.pass_ for cell in own})
+        for pass_ in sorted({output.key.pass_ for output in own})
     ]
     rows = {
         label: RowFacts(
             label=label,
-            method=of_row[label]["method"],
+            method=row_values[label]["method"],
             params=draw(st.dictionaries(text, st.none() | st.integers() | st.floats(0, 1))),
             timing_free=draw(st.none() | st.booleans()),
             models=draw(st.none() | st.lists(name).map(tuple)),
         )
         for label in LABELS
-        if any(cell.key.label == label for cell in first)
+        if any(output.key.label == label for output in first)
     }
     return Side(
         name=draw(name),
@@ -101,26 +104,28 @@ def sides(draw):
         machine=draw(name),
         noisy=draw(st.booleans()),
         rows=rows,
-        outputs={cell.key: cell for cell in first},
+        outputs={output.key: output for output in first},
         processes=tuple(processes),
-        prompts={(cell.key.prompt_id, cell.key.turn): "0" for cell in first if cell.key.turn == 1},
+        prompts={
+            (output.key.prompt_id, output.key.turn): "0" for output in first if output.key.turn == 1
+        },
     )
 
 
 @settings(max_examples=25, deadline=None)
 @given(sides())
-def test_what_is_written_is_what_is_read(side):
+def test_a_written_side_is_read_back_unchanged(side):
     assert parse(dump(side)) == side
 
 
-def test_run_compares_with_its_baseline_as_with_itself(make_run, tmp_path):
+def test_a_loaded_baseline_equals_its_run(make_run, tmp_path):
     run = make_run(passes=2)
     side, saved = read_run(run), baseline.load(baseline.save("ci", [run], root=tmp_path))
     assert replace(saved, name=side.name, start_times=side.start_times) == side
     assert determine_scope(saved, side) == determine_scope(side, side)
 
 
-def test_file_goes_by_name_and_machine(make_run, tmp_path):
+def test_file_is_named_after_the_baseline_and_the_machine(make_run, tmp_path):
     path = baseline.save("ci", [make_run()], root=tmp_path / "b")
     assert path == tmp_path / "b" / "ci" / "aaaabbbbcccc.json"
     assert [file.name for file in path.parent.iterdir()] == [path.name]
@@ -136,7 +141,7 @@ def test_every_output_has_a_line_of_its_own(make_run, tmp_path):
         baseline.save(n, [make_run(n, ["sps"], edit=e)], root=tmp_path).read_text().splitlines()
         for n, e in (("a", lambda record: record), ("b", edit))
     )
-    changed = [was for was, now in zip(one, other, strict=True) if was != now]
+    changed = [old for old, now in zip(one, other, strict=True) if old != now]
     assert len(changed) == 2 and changed[1].startswith('["mini/qa-1",2,"sps",')  # and its name
 
 
@@ -148,36 +153,36 @@ def test_several_runs_are_several_processes(make_run, tmp_path):
 
     runs = [make_run("a", passes=2), make_run("b", passes=2, edit=slower)]
     saved = baseline.load(baseline.save("ci", runs, root=tmp_path))
-    times = [{cell.times.decode for cell in process} for process in saved.processes]
+    times = [{output.times.decode for output in process} for process in saved.processes]
     assert times == [{80}, {80}, {170}, {170}]
     assert saved.outputs == read_run(runs[0]).outputs
 
 
-def test_noisy_runs_give_no_times(make_run, tmp_path):
+def test_times_of_noisy_runs_are_left_out(make_run, tmp_path):
     def noisy(manifest):
         manifest.update(noisy=True)
 
     runs = [make_run("a", change=noisy), make_run("b"), make_run("c", change=noisy)]
-    told = []
-    one = baseline.load(baseline.save("ci", runs, root=tmp_path, warn=told.append))
-    assert told == [f"times of {name} are left out: it is labelled noisy" for name in "ac"]
-    told.clear()
-    saved = baseline.save("ci", [runs[0], runs[2]], root=tmp_path, warn=told.append)
+    warnings = []
+    one = baseline.load(baseline.save("ci", runs, root=tmp_path, warn=warnings.append))
+    assert warnings == [f"times of {name} are left out: it is labelled noisy" for name in "ac"]
+    warnings.clear()
+    saved = baseline.save("ci", [runs[0], runs[2]], root=tmp_path, warn=warnings.append)
     none = baseline.load(saved)
-    assert told == [
+    assert warnings == [
         "times are not stored, because the runs are labelled noisy; ids and counters are"
     ]
     assert (one.noisy, len(one.processes)) == (False, 1)
     assert (none.noisy, len(none.processes)) == (True, 2)
-    assert all(cell.times for cell in one.outputs.values())
-    assert not any(cell.times for process in none.processes for cell in process)
-    assert [cell.counters for cell in none.outputs.values()] == [
-        cell.counters for cell in one.outputs.values()
+    assert all(output.times for output in one.outputs.values())
+    assert not any(output.times for process in none.processes for output in process)
+    assert [output.counters for output in none.outputs.values()] == [
+        output.counters for output in one.outputs.values()
     ]
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("more", "message"),
     [
         (
             {"edit": lambda r: replace(r, draft_forwards=3) if r.label == "sps" else r},
@@ -200,9 +205,9 @@ def test_noisy_runs_give_no_times(make_run, tmp_path):
         ({"text": "Where is {}?"}, "prompts: "),
     ],
 )
-def test_runs_that_are_not_of_one_program_are_refused_by_name(make_run, tmp_path, more, says):
+def test_runs_that_differ_are_rejected_with_the_difference(make_run, tmp_path, more, message):
     runs = [make_run("a"), make_run("b", **more)]
-    with pytest.raises(UsageError, match=f"they differ in(?s:.*){says}") as caught:
+    with pytest.raises(UsageError, match=f"they differ in(?s:.*){message}") as caught:
         baseline.save("ci", runs, root=tmp_path / "to")
     assert "specbench compare" in caught.value.hint
     assert not (tmp_path / "to").exists()
@@ -230,38 +235,38 @@ def test_same_run_twice_is_not_two_processes(make_run, tmp_path):
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted"])
-def test_unfinished_run_makes_no_baseline(make_run, tmp_path, status):
+def test_unfinished_run_is_rejected_as_a_baseline(make_run, tmp_path, status):
     with pytest.raises(UsageError, match=f"is {status}") as caught:
         baseline.save("ci", [make_run(status=status)], root=tmp_path)
     assert "--resume" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "two words"])
-def test_name_is_no_path(make_run, tmp_path, name):
+def test_name_with_path_characters_is_rejected(make_run, tmp_path, name):
     with pytest.raises(UsageError, match="not a valid name of a baseline"):
         baseline.save(name, [make_run()], root=tmp_path)
 
 
-def test_run_of_an_unnamed_machine_makes_no_baseline(make_run, tmp_path):
+def test_run_without_a_machine_id_is_rejected_as_a_baseline(make_run, tmp_path):
     run = make_run(change=lambda manifest: manifest.pop("machine"))
     with pytest.raises(UsageError, match="has no machine id"):
         baseline.save("ci", [run], root=tmp_path)
 
 
-def test_nothing_to_save_is_said(tmp_path):
+def test_saving_without_a_run_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="a baseline needs a run"):
         baseline.save("ci", [], root=tmp_path)
     with pytest.raises(UsageError, match="contains no run"):
         baseline.save("ci", [tmp_path / "nowhere"], root=tmp_path)
 
 
-def test_folder_that_cannot_be_written_is_said(make_run, tmp_path):
+def test_folder_that_cannot_be_written_is_an_error(make_run, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write"):
         baseline.save("ci", [make_run()], root=tmp_path / "file")
 
 
-def test_texts_tokens_paths_and_errors_stay_out(make_run, tmp_path):
+def test_baseline_contains_no_texts_tokens_paths_or_error_messages(make_run, tmp_path):
     def edit(record):
         if record.turn == 1:
             return record
@@ -275,15 +280,15 @@ def test_texts_tokens_paths_and_errors_stay_out(make_run, tmp_path):
     assert "[5,6," not in written
 
 
-def test_ten_methods_on_ten_prompts_are_small(make_run, tmp_path):
+def test_file_of_fourteen_methods_on_eight_prompts_is_small(make_run, tmp_path):
     labels = ["vanilla", *(f"sps {n}" for n in range(13))]
     places = [(f"mini/translation-{n:03}", 1) for n in range(8)]
     path = baseline.save("ci", [make_run(labels=labels, places=places)], root=tmp_path)
     assert path.stat().st_size < 20_000
 
 
-def broken(edit):
-    """A baseline's text with its data changed."""
+def edit_json(edit):
+    """Return a function that applies `edit` to the data of a baseline's text."""
 
     def apply(text):
         data = json.loads(text)
@@ -294,45 +299,45 @@ def broken(edit):
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "damage",
     [
         lambda text: text[: len(text) // 2],
         lambda text: "<<<<<<< ours\n" + text,
         lambda text: "[]",
         lambda text: "{}",
         lambda text: '"words"',
-        broken(lambda data: data.pop("machine")),
-        broken(lambda data: data["outputs"][0].pop()),
-        broken(lambda data: data["outputs"][0][9].pop()),
-        broken(lambda data: data["outputs"][0][9].__setitem__(0, "4")),
-        broken(lambda data: data["outputs"][0].__setitem__(0, "mini/never asked")),
-        broken(lambda data: data["outputs"][0].__setitem__(2, "nobody")),
-        broken(lambda data: data["outputs"].append(data["outputs"][0])),
-        broken(lambda data: data["outputs"].append(7)),
-        broken(lambda data: data["prompts"][0].pop()),
-        broken(lambda data: data["rows"].append({"label": "sps"})),
-        broken(lambda data: data.update(facts=[1])),
-        broken(lambda data: data["facts"].update(seed=0)),
-        broken(lambda data: data.update(schema="1")),
-        broken(lambda data: data.update(outputs=[])),
+        edit_json(lambda data: data.pop("machine")),
+        edit_json(lambda data: data["outputs"][0].pop()),
+        edit_json(lambda data: data["outputs"][0][9].pop()),
+        edit_json(lambda data: data["outputs"][0][9].__setitem__(0, "4")),
+        edit_json(lambda data: data["outputs"][0].__setitem__(0, "mini/never asked")),
+        edit_json(lambda data: data["outputs"][0].__setitem__(2, "nobody")),
+        edit_json(lambda data: data["outputs"].append(data["outputs"][0])),
+        edit_json(lambda data: data["outputs"].append(7)),
+        edit_json(lambda data: data["prompts"][0].pop()),
+        edit_json(lambda data: data["rows"].append({"label": "sps"})),
+        edit_json(lambda data: data.update(facts=[1])),
+        edit_json(lambda data: data["facts"].update(seed=0)),
+        edit_json(lambda data: data.update(schema="1")),
+        edit_json(lambda data: data.update(outputs=[])),
     ],
 )
-def test_damaged_file_is_said_and_never_a_traceback(make_run, tmp_path, spoil):
+def test_damaged_file_is_a_usage_error(make_run, tmp_path, damage):
     path = baseline.save("ci", [make_run()], root=tmp_path)
-    path.write_text(spoil(path.read_text()))
+    path.write_text(damage(path.read_text()))
     with pytest.raises(UsageError, match="is not a baseline, or is damaged"):
         baseline.load(path)
 
 
-def test_file_of_a_newer_version_says_so(make_run, tmp_path):
+def test_file_of_a_newer_version_is_rejected(make_run, tmp_path):
     path = baseline.save("ci", [make_run()], root=tmp_path)
-    path.write_text(broken(lambda data: data.update(schema=3))(path.read_text()))
+    path.write_text(edit_json(lambda data: data.update(schema=3))(path.read_text()))
     with pytest.raises(UsageError, match="reads up to 2") as caught:
         baseline.load(path)
     assert "upgrade" in caught.value.hint
 
 
-def test_file_of_an_older_version_knows_no_fastest_forward(make_run, tmp_path):
+def test_file_of_an_older_version_has_no_fastest_forward(make_run, tmp_path):
     def older(data):
         data.update(schema=1)
         for line in data["outputs"]:
@@ -340,20 +345,20 @@ def test_file_of_an_older_version_knows_no_fastest_forward(make_run, tmp_path):
 
     path = baseline.save("ci", [make_run()], root=tmp_path)
     new = baseline.load(path)
-    path.write_text(broken(older)(path.read_text()))
-    was = baseline.load(path)
-    assert {cell.times.draft_fastest for cell in was.outputs.values()} == {None}
-    assert was.outputs.keys() == new.outputs.keys() and was.machine == new.machine
+    path.write_text(edit_json(older)(path.read_text()))
+    old = baseline.load(path)
+    assert {output.times.draft_fastest for output in old.outputs.values()} == {None}
+    assert old.outputs.keys() == new.outputs.keys() and old.machine == new.machine
 
 
-def test_binary_and_absent_files_are_said(tmp_path):
+def test_binary_and_missing_files_are_errors(tmp_path):
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    for name, says in (("binary.json", "not a baseline"), ("absent.json", "cannot read")):
-        with pytest.raises(UsageError, match=says):
+    for name, message in (("binary.json", "not a baseline"), ("absent.json", "cannot read")):
+        with pytest.raises(UsageError, match=message):
             baseline.load(tmp_path / name)
 
 
-def test_counters_that_contradict_themselves_are_refused(make_run, tmp_path):
+def test_counters_that_contradict_each_other_are_rejected(make_run, tmp_path):
     file = baseline.save("ci", [make_run(labels=["sps"])], root=tmp_path)
     text = file.read_text()
     assert "[4,3,2,4,6,3,2,3,2]" in text  # accepted 2 of 3 tested

@@ -1,4 +1,4 @@
-"""What became of a row, and whether that closes the gate."""
+"""Tests of row outcomes and of `--fail-on`: which outcomes fail a comparison."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def failed(fail_on, *outcomes):
     return bool(Comparison(base="a", new="b", rows=rows, fail_on=fail_on).failed_rows)
 
 
-def test_a_row_without_findings_is_the_same():
+def test_a_row_without_findings_has_the_outcome_same():
     assert worst_outcome(()) == "same"
 
 
@@ -46,27 +46,27 @@ def test_a_row_has_its_worst_outcome():
     assert worst_outcome(found(*reversed(OUTCOMES))) == "broken"
 
 
-def test_a_row_fails_by_any_of_its_findings_not_by_its_worst_alone():
+def test_any_finding_can_fail_a_row():
     assert failed(("slower",), "mat", "slower")
     assert not failed(("faster",), "mat", "slower")
 
 
-def test_nothing_closes_a_gate_of_none():
+def test_fail_on_none_never_fails():
     assert not failed(parse_fail_on("none"), "broken")
 
 
-def test_by_default_what_got_worse_closes_the_gate():
+def test_by_default_only_worse_outcomes_fail():
     assert failed(FAIL_ON, "slower")
     assert not any(failed(FAIL_ON, outcome) for outcome in ("missing", "faster", "new"))
 
 
-def test_a_gate_is_named_by_its_outcomes_worst_first():
+def test_fail_on_is_sorted_from_worst_to_best():
     assert parse_fail_on("slower, broken,") == ("broken", "slower")
     assert parse_fail_on(",".join(OUTCOMES[:-1])) == OUTCOMES[:-1]
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("value", "message"),
     [
         ("slow", "did you mean 'slower'?"),
         ("same", "--fail-on 'same' must be some of broken, changed-output, mat"),
@@ -74,8 +74,8 @@ def test_a_gate_is_named_by_its_outcomes_worst_first():
         (" , ", "--fail-on is empty"),
     ],
 )
-def test_a_word_that_is_no_outcome_is_refused_with_those_there_are(words, says):
+def test_an_unknown_outcome_is_rejected_with_the_valid_ones(value, message):
     with pytest.raises(UsageError) as refused:
-        parse_fail_on(words)
-    assert says in refused.value.message
+        parse_fail_on(value)
+    assert message in refused.value.message
     assert refused.value.hint == "--fail-on broken,changed-output,mat,slower"

@@ -1,4 +1,4 @@
-"""Faults planted in the engine, in a method and in its times: each is caught by the right gate."""
+"""Tests that `compare` detects faults planted in the engine, in a method and in its times."""
 
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -32,7 +32,10 @@ ROWS = ("vanilla", "sps", "sps-tree")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Makes a run with something wrong, over models that are loaded once; gives its folder."""
+    """Return a function that runs with a planted fault and returns the run folder.
+
+    The models are loaded once.
+    """
     tree = {"name": "sps-tree", "params": {"depth": 4}}
     rows = [{"name": "vanilla"}, {"name": "sps"}, tree]
     settings = {"limit": 3, "max_new_tokens": 16, "threads": 1, "allow_noise": True}
@@ -44,7 +47,7 @@ def run(tmp_path_factory):
     plans = {"greedy": plan(), "rejection": plan(**rejection)}
     with closing(Bench(plans["greedy"])) as bench, patch.object(warm_up, "WARM_UP_ROUNDS", 0):
 
-        def made(planted=None, rule="greedy"):
+        def run_with_fault(planted=None, rule="greedy"):
             folder = tmp_path_factory.mktemp("made") / "run"
             run_dir = RunDir.create(folder, build_manifest(plans[rule], {}))
             run_dir.update(models=bench.model_entries(), heads=bench.head_entries())
@@ -55,7 +58,7 @@ def run(tmp_path_factory):
             run_dir.close("finished", noisy=True)
             return folder
 
-        yield made
+        yield run_with_fault
 
 
 @pytest.fixture(scope="module")
@@ -65,100 +68,103 @@ def base(run):
 
 
 @pytest.fixture
-def quiet(tmp_path):
-    """Makes a copy of a run, labelled quiet, with its records changed; gives its folder."""
+def copy_as_quiet(tmp_path):
+    """Return a function that copies a run, edits its records and labels it quiet."""
 
-    def copied(folder, name, change=lambda record: record):
-        made = RunDir.open(folder)
-        copy = RunDir.create(tmp_path / name, {**made.manifest, "noisy": False})
-        copy.append_prompts(list(made.prompts()))
-        copy.append([change(record) for record in made.records()])
+    def copy_run(folder, name, change=lambda record: record):
+        run = RunDir.open(folder)
+        copy = RunDir.create(tmp_path / name, {**run.manifest, "noisy": False})
+        copy.append_prompts(list(run.prompts()))
+        copy.append([change(record) for record in run.records()])
         return copy.path
 
-    return copied
+    return copy_run
 
 
-def compared(base, new):
+def compare_rows(base, new):
     found = compare(load_side(str(base)), load_side(str(new)), tolerance=0.05, fail_on=FAIL_ON)
     return {row.key.label: row for row in found.rows}
 
 
 def outcomes(base, new):
-    return {label: row.outcome for label, row in compared(base, new).items()}
+    return {label: row.outcome for label, row in compare_rows(base, new).items()}
 
 
 def messages(base, new, label):
-    return " ".join(found.message for found in compared(base, new)[label].findings)
+    return " ".join(found.message for found in compare_rows(base, new)[label].findings)
 
 
-def only(label, outcome):
-    """The outcome of one row where all others are the same."""
+def only_row(label, outcome):
+    """Return the outcomes in which only the row `label` is not "same"."""
     return dict.fromkeys(ROWS, "same") | {label: outcome}
 
 
-def test_unchanged_against_unchanged_is_the_same_by_exact_ids_and_counters(run, base):
-    rows = compared(base, run())
+def test_equal_runs_are_the_same_by_exact_ids_and_counters(run, base):
+    rows = compare_rows(base, run())
     assert {label: row.outcome for label, row in rows.items()} == dict.fromkeys(ROWS, "same")
     assert {row.rule for row in rows.values()} == {"exact"}
 
 
-def test_verification_that_stops_one_token_early_costs_mat(run, base):
-    right = verify.match
-    early = patch.object(verify, "match", lambda *given: max(0, right(*given) - 1))
+def test_verification_that_stops_one_token_early_lowers_mat(run, base):
+    original = verify.match
+    early = patch.object(verify, "match", lambda *given: max(0, original(*given) - 1))
     new = run(early)
-    assert outcomes(base, new) == only("sps", "mat")
+    assert outcomes(base, new) == only_row("sps", "mat")
     cells = load_side(str(base)).outputs
     assert all(cell.ids == cells[key].ids for key, cell in load_side(str(new)).outputs.items())
     assert "accepted levels" in messages(base, new, "sps")
 
 
-def test_a_tree_one_node_smaller_is_named_by_its_nodes(run, base):
+def test_a_tree_with_one_node_less_is_reported_by_its_node_count(run, base):
     smaller = patch.object(
         methods.sps_tree,
         "tree_of_widths",
         lambda widths: tree_of_choices(tree_of_widths(widths).nodes[:-1]),
     )
     new = run(smaller)
-    assert outcomes(base, new) == only("sps-tree", "mat")
+    assert outcomes(base, new) == only_row("sps-tree", "mat")
     assert "nodes" in messages(base, new, "sps-tree")
 
 
-def test_a_stale_draft_state_costs_mat(run, base):
-    right = Sps.start
+def test_a_wrong_draft_state_lowers_mat(run, base):
+    original = Sps.start
 
     def stale(self, session):
-        """The draft's rows are of another text."""
+        """Start with the pending tokens in reverse order."""
         flipped = Tokens(session.pending_tokens(0).ids.flip(1))
         with patch.object(session, "pending_tokens", lambda _: flipped):
-            right(self, session)
+            original(self, session)
 
     new = run(patch.object(Sps, "start", stale))
-    assert outcomes(base, new) == only("sps", "mat")
+    assert outcomes(base, new) == only_row("sps", "mat")
     assert "MAT" in messages(base, new, "sps")
 
 
-def test_verification_that_lets_a_wrong_token_pass_is_broken(run, base):
-    right = verify.match
+def test_verification_that_accepts_a_wrong_token_is_broken(run, base):
+    original = verify.match
     lax = patch.object(
-        verify, "match", lambda draft, *more: min(len(draft), right(draft, *more) + 1)
+        verify, "match", lambda draft, *more: min(len(draft), original(draft, *more) + 1)
     )
-    # Measuring it takes seconds.
+    # A fixed tolerance, because measuring it takes seconds.
     known = Tolerance(value=1e-4, largest=5e-5, ceiling=1e-3, positions=512)
     with patch.object(verdict, "measure_tolerance", lambda *_: known):
         new = run(lax)
-    assert outcomes(base, new) == only("sps", "broken")
+    assert outcomes(base, new) == only_row("sps", "broken")
     assert "mismatch" in messages(base, new, "sps")
 
 
-def test_another_distribution_that_no_verdict_can_see_is_a_changed_output(run):
+def test_a_changed_distribution_without_a_verdict_is_a_changed_output(run):
     base = run(rule="rejection")
     assert outcomes(base, run(rule="rejection")) == dict.fromkeys(ROWS, "same")
     new = run(patch.object(verify, "rejection", accept_more_likely), rule="rejection")
-    assert outcomes(base, new) == only("sps", "changed-output")
+    assert outcomes(base, new) == only_row("sps", "changed-output")
 
 
-def slowed(by):
-    """Stretches every draft forward of a row that has them; what comes after it comes later."""
+def slow_down_drafts(by):
+    """Return an edit of records that makes every draft forward of sps `by` times as long.
+
+    Everything after a forward is shifted.
+    """
 
     def change(record):
         trace, shift, t0, t1 = record.forwards, 0, [], []
@@ -177,10 +183,12 @@ def slowed(by):
     return change
 
 
-def test_a_draft_that_is_8_percent_slower_is_found_by_the_time_of_its_forwards(base, quiet):
-    was = quiet(base, "base")
-    assert outcomes(was, quiet(base, "same")) == dict.fromkeys(ROWS, "same")
-    new = quiet(base, "slower", slowed(1.08))
-    assert outcomes(was, new) == only("sps", "slower")
-    assert "draft forward" in messages(was, new, "sps")
-    assert outcomes(was, quiet(base, "a bit slower", slowed(1.03))) == only("sps", "same")
+def test_an_8_percent_slower_draft_is_found_by_its_forward_time(base, copy_as_quiet):
+    old = copy_as_quiet(base, "base")
+    assert outcomes(old, copy_as_quiet(base, "same")) == dict.fromkeys(ROWS, "same")
+    new = copy_as_quiet(base, "slower", slow_down_drafts(1.08))
+    assert outcomes(old, new) == only_row("sps", "slower")
+    assert "draft forward" in messages(old, new, "sps")
+    assert outcomes(old, copy_as_quiet(base, "a bit slower", slow_down_drafts(1.03))) == only_row(
+        "sps", "same"
+    )

@@ -1,4 +1,4 @@
-"""A comparison as Markdown, JUnit XML, JSON and on a terminal says the same things."""
+"""Tests of a comparison as Markdown, JUnit XML, JSON, TSV and terminal text."""
 
 import dataclasses
 import json
@@ -74,7 +74,7 @@ def rendered(comparison):
     )
 
 
-def test_headline_says_verdict_and_the_worst_reason_first(failing, passing):
+def test_headline_has_the_verdict_and_then_the_worst_reason(failing, passing):
     assert words.headline(failing) == (
         "fail: 3 of 8 rows: mini pearl: 1 mismatch that the base had not;"
         " mini sps: MAT 4.38 -> 4.31; nodes 1,204 -> 1,127; 1 more"
@@ -82,33 +82,35 @@ def test_headline_says_verdict_and_the_worst_reason_first(failing, passing):
     assert words.headline(passing) == "pass: 2 rows: 2 same"
 
 
-def test_markdown_shows_changed_rows_and_folds_the_same_ones(failing):
+def test_markdown_shows_changed_rows_and_folds_the_unchanged_ones(failing):
     page = markdown.render(failing)
-    shown, _, folded = page.partition("<summary>2 rows the same</summary>")
+    changed_rows, _, unchanged_rows = page.partition("<summary>2 rows the same</summary>")
     for label in ("sps", "pearl", "staged", "eagle2", "ssd"):
-        assert f"mini {label}" in shown or f"gsm8k {label}" in shown
-    assert "mini vanilla" not in shown
-    assert "mini vanilla" in folded
-    assert "mini sampled: rejection on another machine" in shown
-    assert "task code: only the base has it" in shown
-    assert "mini/qa-002 turn 1 and 2 more" in shown
-    assert "+8.1% [+5.0%, +11.2%]" in shown
-    assert "specbench compare --save NAME RUN" in shown
+        assert f"mini {label}" in changed_rows or f"gsm8k {label}" in changed_rows
+    assert "mini vanilla" not in changed_rows
+    assert "mini vanilla" in unchanged_rows
+    assert "mini sampled: rejection on another machine" in changed_rows
+    assert "task code: only the base has it" in changed_rows
+    assert "mini/qa-002 turn 1 and 2 more" in changed_rows
+    assert "+8.1% [+5.0%, +11.2%]" in changed_rows
+    assert "specbench compare --save NAME RUN" in changed_rows
 
 
-def test_markdown_of_a_pass_asks_for_nothing(passing):
+def test_markdown_of_a_passed_comparison_suggests_no_command(passing):
     page = markdown.render(passing)
     assert page.startswith("### specbench compare: pass\n")
     assert "--save" not in page
     assert "Not compared" not in page
 
 
-def test_markdown_shows_hostile_text_as_it_is(failing):
+def test_markdown_escapes_hostile_text(failing):
     bad = row(HOSTILE, "mat", HOSTILE, (HOSTILE,), rule_reason=HOSTILE)
     page = rendered(
         dataclasses.replace(failing, base=HOSTILE, rows=(bad,), not_compared=(HOSTILE,))
     )
-    assert page.count("<td") == 5, "five columns, one row, no cell torn by a bar"
+    assert page.count("<td") == 5, (
+        "five columns, one row, no table cell is split by the | in the text"
+    )
     assert "<img" not in page
     assert "<a " not in page
     assert "<em>" not in page
@@ -119,27 +121,29 @@ def test_markdown_shows_hostile_text_as_it_is(failing):
 
 
 def test_a_row_and_its_reason_define_no_link_together(failing):
-    odd = row("y]", task="[x", rule="nothing", rule_reason="z", pairs=0)
-    shown = row("sps", "mat", "[x y] changed")
-    assert "<a " not in rendered(dataclasses.replace(failing, rows=(odd, shown)))
+    row_without_outputs = row("y]", task="[x", rule="nothing", rule_reason="z", pairs=0)
+    changed_rows = row("sps", "mat", "[x y] changed")
+    assert "<a " not in rendered(
+        dataclasses.replace(failing, rows=(row_without_outputs, changed_rows))
+    )
 
 
-def test_wrong_outputs_are_never_offered_to_be_accepted(failing, capsys):
+def test_save_is_not_suggested_for_broken_outputs(failing, capsys):
     broken = dataclasses.replace(failing, rows=(failing.rows[3],))
     text.print_comparison(broken)
     assert broken.failed_rows
     assert "--save" not in markdown.render(broken) + "".join(capsys.readouterr())
 
 
-def test_commits_are_named_where_they_are_known(failing, capsys):
+def test_known_commits_are_shown(failing, capsys):
     facts = {"base": {"commit": "0123abcd"}, "new": {}}
-    told = dataclasses.replace(failing, facts=facts)
-    assert "base `main-2cores` (commit 0123abcd)." in markdown.render(told)
-    text.print_comparison(told)
+    with_facts = dataclasses.replace(failing, facts=facts)
+    assert "base `main-2cores` (commit 0123abcd)." in markdown.render(with_facts)
+    text.print_comparison(with_facts)
     assert "base main-2cores (commit 0123abcd), new\n" in capsys.readouterr().out
 
 
-def test_junit_counts_what_it_holds(failing):
+def test_junit_counts_match_its_test_cases(failing):
     root = ElementTree.fromstring(junit.render(failing))
     assert root.tag == "testsuites"
     suites = {suite.get("name"): suite for suite in root}
@@ -154,7 +158,7 @@ def test_junit_counts_what_it_holds(failing):
     assert all(float(case.get("time")) >= 0 for case in root.iter("testcase"))
 
 
-def test_junit_fails_only_for_what_closes_the_gate(failing):
+def test_junit_fails_only_for_outcomes_in_fail_on(failing):
     lenient = dataclasses.replace(failing, fail_on=("broken",))
     cases = {
         c.get("name"): c for c in ElementTree.fromstring(junit.render(lenient)).iter("testcase")
@@ -167,7 +171,7 @@ def test_junit_fails_only_for_what_closes_the_gate(failing):
     assert "decode +8.1% [+5.0%, +11.2%]" in cases["staged"].find("system-out").text
 
 
-def test_junit_of_text_that_xml_cannot_hold_parses(failing):
+def test_junit_escapes_characters_that_xml_forbids(failing):
     bad = row("x\x00\x1b[31m\ud800\uffff<&\"'", "mat", "a\x07]]>")
     document = junit.render(dataclasses.replace(failing, rows=(bad,)))
     root = ElementTree.fromstring(document.encode())
@@ -176,7 +180,7 @@ def test_junit_of_text_that_xml_cannot_hold_parses(failing):
     assert case.find("failure").get("message") == "a\\x07]]>"
 
 
-def test_json_has_every_row_and_every_place(failing):
+def test_json_has_every_row_and_every_location(failing):
     document = json.loads(json.dumps(as_dict(failing), allow_nan=False))
     assert (document["schema"], document["kind"], document["passed"]) == (1, "comparison", False)
     by_label = {found["label"]: found for found in document["rows"]}
@@ -206,7 +210,7 @@ def test_a_row_is_the_same_in_every_rendering(failing):
     assert "same | mini pld" not in page
 
 
-def test_tsv_has_a_line_a_row_and_the_talk_apart(failing, capsys):
+def test_tsv_has_one_line_per_row_and_messages_on_stderr(failing, capsys):
     text.print_comparison(failing, "tsv")
     out, err = capsys.readouterr()
     heading, *lines = [line.split("\t") for line in out.splitlines()]
@@ -217,7 +221,7 @@ def test_tsv_has_a_line_a_row_and_the_talk_apart(failing, capsys):
     assert "not compared: task code: only the base has it" in err
 
 
-def test_a_log_has_the_table_of_a_terminal_of_100_columns(failing, capsys, monkeypatch):
+def test_output_to_a_file_has_the_table_of_a_100_column_terminal(failing, capsys, monkeypatch):
     long = row("a-rather-long-label-of-a-sweep-7", "mat", "MAT 4.38 -> 4.31; " * 9, PLACES)
     more = dataclasses.replace(failing, rows=(*failing.rows, long))
     text.print_comparison(more)
@@ -233,7 +237,7 @@ def test_a_log_has_the_table_of_a_terminal_of_100_columns(failing, capsys, monke
     assert "mini pearl: broken: 1 mismatch that the base had not: mini/qa-000 turn 1" in lines
 
 
-def test_what_is_the_same_of_several_rows_is_told_once(failing, capsys):
+def test_rows_with_the_same_finding_share_one_line(failing, capsys):
     fresh = [row(label, "new", "not in BASE", rule="nothing") for label in ("medusa", "hydra")]
     text.print_comparison(dataclasses.replace(failing, rows=(*failing.rows, *fresh)))
     assert "mini medusa, hydra: new: not in BASE" in capsys.readouterr().out.splitlines()

@@ -1,4 +1,4 @@
-"""What of two sides is compared, by which rule, and what is left out and named."""
+"""Tests of `determine_scope`: which outputs are compared, by which rule, and what is left out."""
 
 from dataclasses import replace
 
@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from specbench_cli.comparison.compared_output import Counters, PairKey, RowKey
 from specbench_cli.comparison.scope import determine_scope
 from specbench_cli.errors import UsageError
-from tests.comparison.sides import cell_of, side_of
+from tests.comparison.sides import make_output, make_side_of
 
 VANILLA, SPS, PLD = (RowKey("mini", label) for label in ("vanilla", "sps", "pld"))
 NO_COUNTERS = Counters(*[None] * 9)
 
 
-def with_fact(side, **facts):
+def with_facts(side, **facts):
     return replace(side, facts={**side.facts, **facts})
 
 
-def with_cells(side, **changes):
-    """Every output of a side changed."""
+def with_changed_outputs(side, **changes):
+    """Return the side with these changes to every output."""
     return replace(side, outputs={key: replace(c, **changes) for key, c in side.outputs.items()})
 
 
@@ -28,7 +28,7 @@ def rule(found, row=SPS):
     return found.rules[row][0]
 
 
-def test_side_and_itself_are_pairs_throughout_and_exact(make_side):
+def test_side_compared_with_itself_pairs_every_output_exactly(make_side):
     side = make_side(passes=2)
     found = determine_scope(side, side)
     assert sum(map(len, found.pairs.values())) == len(side.outputs)
@@ -48,23 +48,27 @@ keys = st.builds(
 )
 
 
-def side_with(found):
-    return side_of([cell_of(key, cluster="c", ids="0") for key in sorted(found)])
+def make_side_with(found):
+    return make_side_of([make_output(key, cluster="c", ids="0") for key in sorted(found)])
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.sets(keys, min_size=1), st.sets(keys, min_size=1))
-def test_every_output_is_paired_or_its_lack_is_named(ours, theirs):
-    base, new = side_with(ours), side_with(theirs)
-    if not ours & theirs:
+def test_every_output_is_paired_or_reported(base_keys, new_keys):
+    base, new = make_side_with(base_keys), make_side_with(new_keys)
+    if not base_keys & new_keys:
         with pytest.raises(UsageError, match="nothing of"):
             determine_scope(base, new)
         return
     found = determine_scope(base, new)
-    paired = {was.key for pairs in found.pairs.values() for was, _ in pairs}
-    assert paired == ours & theirs
-    assert all(was.key == now.key for pairs in found.pairs.values() for was, now in pairs)
-    assert bool(ours ^ theirs) == bool(found.not_compared or found.missing or found.new)
+    paired = {base_output.key for pairs in found.pairs.values() for base_output, _ in pairs}
+    assert paired == base_keys & new_keys
+    assert all(
+        base_output.key == new_output.key
+        for pairs in found.pairs.values()
+        for base_output, new_output in pairs
+    )
+    assert bool(base_keys ^ new_keys) == bool(found.not_compared or found.missing or found.new)
     assert not (set(found.missing) | set(found.new)) & found.pairs.keys()
 
 
@@ -80,7 +84,7 @@ def test_every_output_is_paired_or_its_lack_is_named(ours, theirs):
         ("target", "models"),
     ],
 )
-def test_other_questions_are_nothing_to_compare(make_side, what, where):
+def test_runs_with_different_questions_are_rejected(make_side, what, where):
     def change(manifest):
         if where == "models":
             manifest["models"][what]["sha256"] = "ab"
@@ -95,24 +99,25 @@ def test_other_questions_are_nothing_to_compare(make_side, what, where):
         determine_scope(make_side("a"), make_side("b", change=change, edit=edit))
 
 
-def test_another_version_of_a_task_is_named_and_the_others_are_compared(make_side):
+def test_task_with_another_version_is_left_out_and_the_others_are_compared(make_side):
     places = [("mini/1", 1), ("gsm8k/1", 1)]
 
-    def two(manifest):
+    def add_task(manifest):
         manifest["tasks"].append({"name": "gsm8k", "version": "1", "sha256": "abc"})
 
-    def newer(manifest):
-        two(manifest)
+    def change_version(manifest):
+        add_task(manifest)
         manifest["tasks"][0] |= {"version": "3", "sha256": "def"}
 
     found = determine_scope(
-        make_side("a", places=places, change=two), make_side("b", places=places, change=newer)
+        make_side("a", places=places, change=add_task),
+        make_side("b", places=places, change=change_version),
     )
     assert {row.task for row in found.pairs} == {"gsm8k"}
     assert found.not_compared == ("task mini version 2 42ac4d64 -> version 3 def",)
 
 
-def test_task_that_one_side_has_is_named_and_not_missing(make_side):
+def test_task_that_only_one_side_has_is_left_out(make_side):
     both = [("mini/1", 1), ("gsm8k/1", 1)]
     base = make_side("a", places=both, change=lambda m: m["tasks"].append({"name": "gsm8k"}))
     new = make_side("b", places=[("mini/1", 1)])
@@ -121,7 +126,7 @@ def test_task_that_one_side_has_is_named_and_not_missing(make_side):
     assert determine_scope(new, base).not_compared == ("task gsm8k: only NEW has it",)
 
 
-def test_prompts_that_one_side_has_are_named_and_the_common_ones_compared(make_side):
+def test_only_common_prompts_are_compared(make_side):
     base = make_side("a")
     new = make_side("b", places=[("mini/qa-1", 1)])
     found = determine_scope(base, new)
@@ -129,24 +134,26 @@ def test_prompts_that_one_side_has_are_named_and_the_common_ones_compared(make_s
     assert found.not_compared == ("task mini: 2 prompts only BASE has (first: mini/qa-1 turn 2)",)
 
 
-def test_prompts_asked_otherwise_are_no_pairs(make_side):
+def test_prompts_with_changed_text_are_not_paired(make_side):
     base, new = make_side("a"), make_side("b")
     new = replace(new, prompts={**new.prompts, ("mini/qa-1", 2): "other"})
     found = determine_scope(base, new)
     assert [len(pairs) for pairs in found.pairs.values()] == [2, 2]
-    (said,) = found.not_compared
-    assert said == ("task mini: 1 prompt whose text or context changed (first: mini/qa-1 turn 2)")
-    unsaid = replace(new, prompts={})
-    assert determine_scope(base, unsaid).not_compared == ()
+    (message,) = found.not_compared
+    assert message == (
+        "task mini: 1 prompt whose text or context changed (first: mini/qa-1 turn 2)"
+    )
+    without_prompts = replace(new, prompts={})
+    assert determine_scope(base, without_prompts).not_compared == ()
 
 
-def test_methods_of_one_side_are_missing_and_new(make_side):
+def test_methods_that_only_one_side_has_are_missing_or_new(make_side):
     found = determine_scope(make_side("a", ["vanilla", "sps"]), make_side("b", ["vanilla", "pld"]))
     assert (found.missing, found.new) == ((SPS,), (PLD,))
     assert found.not_compared == ()
 
 
-def test_outputs_that_an_unfinished_run_lacks_are_named(make_side):
+def test_outputs_missing_from_an_unfinished_run_are_reported(make_side):
     def edit(record):
         return None if record.label == "sps" and record.turn == 2 else record
 
@@ -160,16 +167,16 @@ def test_outputs_that_an_unfinished_run_lacks_are_named(make_side):
     )
 
 
-def test_passes_of_one_side_are_named_once(make_side):
+def test_passes_that_only_one_side_has_are_reported_once(make_side):
     found = determine_scope(make_side("a"), make_side("b", passes=3))
     assert found.not_compared == ("outputs of pass 2, 3: only NEW has them",)
     assert len(found.pairs[SPS]) == 3 and found.timing is None
 
 
 @pytest.mark.parametrize("fact", ["torch", "transformers", "threads", "dtype", "device", "machine"])
-def test_where_sums_round_otherwise_verdicts_are_compared(make_side, fact):
+def test_verdicts_are_compared_if_rounding_may_differ(make_side, fact):
     side = make_side()
-    other = with_fact(side, **{fact: "another"})
+    other = with_facts(side, **{fact: "another"})
     found = determine_scope(side, other)
     assert {rule(found, row) for row in found.pairs} == {"verdict"}
     assert (
@@ -178,52 +185,52 @@ def test_where_sums_round_otherwise_verdicts_are_compared(make_side, fact):
     )
 
 
-def test_run_that_does_not_say_its_machine_is_not_taken_for_the_same(make_side):
+def test_run_with_an_unknown_machine_counts_as_another_machine(make_side):
     found = determine_scope(make_side(), replace(make_side("b"), machine=None))
     assert rule(found) == "verdict"
     assert found.timing == found.rounding_difference == "the machine of NEW is unknown"
 
 
 @pytest.mark.parametrize("sampling", ["rejection", "block"])
-def test_drawn_tokens_are_exact_on_the_same_machine_and_say_nothing_elsewhere(make_side, sampling):
-    side = with_cells(make_side(), sampling=sampling)
+def test_sampled_tokens_are_compared_only_on_the_same_machine(make_side, sampling):
+    side = with_changed_outputs(make_side(), sampling=sampling)
     assert rule(determine_scope(side, side)) == "exact"
-    name, why = determine_scope(side, with_fact(side, torch="another")).rules[SPS]
+    name, why = determine_scope(side, with_facts(side, torch="another")).rules[SPS]
     assert name == "nothing" and sampling in why
 
 
-def test_coupled_outputs_are_judged_by_verdict_elsewhere(make_side):
-    side = with_cells(make_side(), sampling="coupled")
-    assert rule(determine_scope(side, with_fact(side, torch="another"))) == "verdict"
+def test_coupled_outputs_are_compared_by_verdict_on_another_machine(make_side):
+    side = with_changed_outputs(make_side(), sampling="coupled")
+    assert rule(determine_scope(side, with_facts(side, torch="another"))) == "verdict"
 
 
-def test_replayed_tokens_are_the_same_elsewhere_only_where_nothing_was_drawn(make_side):
-    side = with_cells(make_side(), sampling="replay")
-    assert rule(determine_scope(side, with_fact(side, torch="another"))) == "verdict"
-    drawn = with_fact(side, temperature="0.8")
-    assert rule(determine_scope(drawn, with_fact(drawn, torch="another"))) == "nothing"
+def test_replayed_tokens_are_compared_on_another_machine_only_if_greedy(make_side):
+    side = with_changed_outputs(make_side(), sampling="replay")
+    assert rule(determine_scope(side, with_facts(side, torch="another"))) == "verdict"
+    drawn = with_facts(side, temperature="0.8")
+    assert rule(determine_scope(drawn, with_facts(drawn, torch="another"))) == "nothing"
 
 
-def test_lossy_output_may_differ_elsewhere(make_side):
-    side = with_cells(make_side(), guarantee="quality_only")
+def test_lossy_output_is_not_compared_on_another_machine(make_side):
+    side = with_changed_outputs(make_side(), guarantee="quality_only")
     assert rule(determine_scope(side, side)) == "exact"
-    assert rule(determine_scope(side, with_fact(side, torch="another"))) == "nothing"
+    assert rule(determine_scope(side, with_facts(side, torch="another"))) == "nothing"
 
 
-@pytest.mark.parametrize("says", [False, None])
-def test_steps_that_depend_on_timing_or_may_are_compared_by_ids(make_side, says):
+@pytest.mark.parametrize("timing_free", [False, None])
+def test_methods_whose_steps_may_depend_on_timing_are_compared_by_ids(make_side, timing_free):
     def change(manifest):
-        manifest["rows"][1]["timing_free"] = says
+        manifest["rows"][1]["timing_free"] = timing_free
 
     side, other = make_side("a"), make_side("b", change=change)
     found = determine_scope(side, other)
     assert (rule(found, VANILLA), rule(found)) == ("exact", "ids only")
     assert "timing" in found.rules[SPS][1]
-    drawn, others = (with_cells(each, sampling="rejection") for each in (side, other))
+    drawn, others = (with_changed_outputs(each, sampling="rejection") for each in (side, other))
     assert rule(determine_scope(drawn, others)) == "nothing"
 
 
-def test_another_draft_concerns_the_rows_that_use_it(make_side):
+def test_another_draft_model_affects_only_methods_that_use_it(make_side):
     def change(manifest):
         manifest["models"]["draft"] = {"label": "embedded-xv", "sha256": "ee"}
 
@@ -234,7 +241,7 @@ def test_another_draft_concerns_the_rows_that_use_it(make_side):
     assert found.causes == {"sps": "models differ: draft embedded-1m 1ff8701f -> embedded-xv ee"}
 
 
-def test_another_head_concerns_the_rows_that_use_it(make_side):
+def test_another_head_affects_only_methods_that_use_it(make_side):
     def change(manifest):
         manifest["heads"] = {"eagle other": {"sha256": "ff"}}
 
@@ -247,19 +254,21 @@ def test_another_head_concerns_the_rows_that_use_it(make_side):
     }
 
 
-def test_peer_of_an_older_run_may_use_the_draft(make_side):
+def test_method_with_unknown_models_is_assumed_to_use_the_draft_model(make_side):
     def change(manifest):
         manifest["models"]["draft"]["sha256"] = "ee"
 
-    def unsaid(side):
+    def without_prompts(side):
         rows = {label: replace(row, models=None) for label, row in side.rows.items()}
         return replace(side, rows=rows)
 
-    found = determine_scope(unsaid(make_side("a")), unsaid(make_side("b", change=change)))
+    found = determine_scope(
+        without_prompts(make_side("a")), without_prompts(make_side("b", change=change))
+    )
     assert rule(found) == "ids only"
 
 
-def test_changed_parameters_are_compared_and_named_as_the_cause(make_side):
+def test_changed_parameters_are_reported_as_the_cause(make_side):
     def change(manifest):
         manifest["rows"][1]["params"] = {"length": 6, "threshold": 0.5}
 
@@ -268,17 +277,17 @@ def test_changed_parameters_are_compared_and_named_as_the_cause(make_side):
     assert found.causes == {"sps": "parameters differ: length 5 -> 6, threshold absent -> 0.5"}
 
 
-def test_another_method_or_guarantee_under_a_label_is_named(make_side):
+def test_another_method_or_guarantee_with_the_same_label_is_reported(make_side):
     side = make_side()
-    found = determine_scope(side, with_cells(side, method="pld", guarantee="bounded"))
+    found = determine_scope(side, with_changed_outputs(side, method="pld", guarantee="bounded"))
     assert found.causes["sps"] == (
         "method differs: sps -> pld; guarantee differs: exact_tokens -> bounded"
     )
 
 
-def test_another_version_of_the_program_is_what_comparisons_are_for(make_side):
+def test_versions_of_specbench_may_differ(make_side):
     side = make_side()
-    found = determine_scope(side, with_fact(side, specbench="0.2.0", commit="fedcba98"))
+    found = determine_scope(side, with_facts(side, specbench="0.2.0", commit="fedcba98"))
     assert rule(found) == "exact" and found.timing is None and found.not_compared == ()
 
 
@@ -287,11 +296,11 @@ def test_another_version_of_the_program_is_what_comparisons_are_for(make_side):
     [
         (lambda side: replace(side, noisy=True), "NEW (run) is labelled noisy"),
         (
-            lambda side: replace(with_fact(side, machine="ddd"), machine="ddd"),
+            lambda side: replace(with_facts(side, machine="ddd"), machine="ddd"),
             "machine some CPU, 2 cores, aaaabbbbcccc -> ddd",
         ),
-        (lambda side: with_fact(side, threads="1"), "threads 2 -> 1"),
-        (lambda side: with_fact(side, devices="draft=cpu:1"), None),
+        (lambda side: with_facts(side, threads="1"), "threads 2 -> 1"),
+        (lambda side: with_facts(side, devices="draft=cpu:1"), None),
     ],
 )
 def test_times_are_compared_on_one_quiet_machine_with_equal_settings(make_side, change, why):

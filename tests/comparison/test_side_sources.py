@@ -1,4 +1,4 @@
-"""What an argument of `specbench compare` names."""
+"""Tests of how `specbench compare` finds the run or baseline that an argument names."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ def at_root(tmp_path, monkeypatch):
 
 @pytest.fixture
 def two_machines(make_run, at_root):
-    """A baseline called ci of two machines."""
+    """A baseline with the name ci for two machines."""
     for name in ("zzz", "yyy"):
         run = make_run(name, change=lambda m, name=name: m["machine"].update(id=name))
         baseline.save("ci", [run])
@@ -56,7 +56,7 @@ def test_folder_of_runs_is_one_side_of_several_processes(make_run, at_root):
     assert side_sources.find_run_folders("base/2") == [Path("base/2")]
 
 
-def test_folder_of_runs_of_two_programs_is_refused_by_what_differs(make_run, at_root):
+def test_folder_of_runs_of_two_programs_is_rejected_with_the_difference(make_run, at_root):
     (at_root / "both").mkdir()
     for name in ("a", "b"):
         run = make_run(name, change=lambda m, name=name: m["machine"]["git"].update(commit=name))
@@ -65,7 +65,7 @@ def test_folder_of_runs_of_two_programs_is_refused_by_what_differs(make_run, at_
         side_sources.load_side("both")
 
 
-def test_last_is_the_run_written_last(make_run, at_root):
+def test_last_is_the_newest_run(make_run, at_root):
     (at_root / "results/runs").mkdir(parents=True)
     for place, name in enumerate(("older", "newer")):
         folder = at_root / "results/runs" / name
@@ -75,17 +75,17 @@ def test_last_is_the_run_written_last(make_run, at_root):
     assert run_dir.find_run("last") == Path("results/runs/newer")
 
 
-def test_name_is_this_machines_baseline(two_machines, monkeypatch):
+def test_baseline_of_this_machine_is_preferred(two_machines, monkeypatch):
     monkeypatch.setattr(machine, "fingerprint", lambda: {"id": "zzz"})
     assert side_sources.load_side("ci").machine == "zzz"
 
 
-def test_name_is_another_machines_where_this_one_has_none(two_machines, monkeypatch):
+def test_baseline_of_another_machine_is_the_fallback(two_machines, monkeypatch):
     monkeypatch.setattr(machine, "fingerprint", lambda: {"id": "xxx"})
     assert side_sources.load_side("ci").machine == "yyy"
 
 
-def test_run_goes_before_a_baseline_of_its_name(make_run, at_root):
+def test_run_is_preferred_to_a_baseline_with_its_name(make_run, at_root):
     baseline.save("ci", [make_run("base")])
     make_run("ci").rename(at_root / "ci")
     assert side_sources.load_side("ci").name == "ci" and side_sources.load_side("ci").prompts
@@ -95,16 +95,16 @@ def test_run_goes_before_a_baseline_of_its_name(make_run, at_root):
     )
 
 
-def test_what_is_neither_is_said_with_the_baselines_that_there_are(make_run, at_root):
+def test_unknown_name_is_rejected_with_the_known_baselines(make_run, at_root):
     with pytest.raises(UsageError, match="none yet"):
         side_sources.load_side("nightly")
     baseline.save("ci", [make_run()])
     (at_root / "empty").mkdir()
-    for given in ("nightly", "empty", "../cwd", ""):
+    for name in ("nightly", "empty", "../cwd", ""):
         with pytest.raises(
             UsageError, match=r"not a run, a folder of runs, or a baseline .*: ci"
         ) as caught:
-            side_sources.load_side(given)
+            side_sources.load_side(name)
         assert "specbench list runs" in caught.value.hint
     with pytest.raises(UsageError, match="there is no run"):
         side_sources.load_side("last")

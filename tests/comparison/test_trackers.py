@@ -1,4 +1,4 @@
-"""The lines of docs/how-to/trackers.md do on a comparison's JSON what they say."""
+"""Tests that run the jq commands of docs/how-to/trackers.md on the JSON of a comparison."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from specbench_cli.comparison.trend import ChangePoint, TrendRun, Trends, TrendS
 pytestmark = pytest.mark.jq
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/trackers.md"
-LINES = dict(re.findall(r"^## (.+?)\n.*?```bash\n(jq .+?)\n```", PAGE.read_text(), re.S | re.M))
+COMMANDS = dict(re.findall(r"^## (.+?)\n.*?```bash\n(jq .+?)\n```", PAGE.read_text(), re.S | re.M))
 KEY = RowKey("mini", "hf:assisted")
 COMPARISON = Comparison(
     base="a",
@@ -58,13 +58,13 @@ TRENDS = Trends(
 
 
 @pytest.fixture
-def line(tmp_path):
+def run_command(tmp_path):
     (tmp_path / "compare.json").write_text(json.dumps(as_dict(COMPARISON)))
     (tmp_path / "trends.json").write_text(json.dumps(trends_as_dict(TRENDS)))
 
     def run(title):
         return subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", LINES[title]],
+            ["bash", "-euo", "pipefail", "-c", COMMANDS[title]],
             cwd=tmp_path,
             check=True,
             capture_output=True,
@@ -74,33 +74,33 @@ def line(tmp_path):
     return run
 
 
-def test_annotations_are_errors_where_the_gate_closes(line):
-    assert line("GitHub annotations").splitlines() == [
+def test_annotations_are_errors_for_failed_rows(run_command):
+    assert run_command("GitHub annotations").splitlines() == [
         "::error title=mini hf%3Aassisted::mat: MAT 4.25 -> 3.75 (2%25) (mini/qa/1 turn 1)",
         "::notice title=mini hf%3Aassisted::faster: decoding takes 9%25 less",
     ]
 
 
-def test_newest_figures_are_those_of_github_action_benchmark(line):
-    assert json.loads(line("github-action-benchmark")) == [
+def test_newest_figures_have_the_format_of_github_action_benchmark(run_command):
+    assert json.loads(run_command("github-action-benchmark")) == [
         {"name": "mini hf:assisted decode speedup", "unit": "x vanilla", "value": 1.25},
         {"name": "mini hf:assisted MAT", "unit": "tokens/step", "value": 3.75},
     ]
 
 
-def test_bencher_gets_a_measure_a_figure(line):
+def test_bencher_gets_one_measure_per_figure(run_command):
     measures = {"decode speedup": {"value": 1.25}, "MAT": {"value": 3.75}}
-    assert json.loads(line("Bencher")) == {"mini hf:assisted": measures}
+    assert json.loads(run_command("Bencher")) == {"mini hf:assisted": measures}
 
 
-def test_open_metrics_end_and_keep_a_family_together(line):
-    assert line("OpenMetrics").splitlines() == [
+def test_openmetrics_are_grouped_by_metric_and_end_with_eof(run_command):
+    assert run_command("OpenMetrics").splitlines() == [
         'specbench_mat{task="mini",method="hf:assisted"} 3.75',
         'specbench_decode_speedup{task="mini",method="hf:assisted"} 1.25',
         "# EOF",
     ]
 
 
-def test_changes_are_told_with_their_commits(line):
-    told = ["2026-01-02T00:00:00Z", "mini", "hf:assisted", "MAT", "4.25", "3.75", "aaaa", "bbbb"]
-    assert line("Change points").split("\n")[0].split("\t") == told
+def test_changes_are_printed_with_their_commits(run_command):
+    columns = ["2026-01-02T00:00:00Z", "mini", "hf:assisted", "MAT", "4.25", "3.75", "aaaa", "bbbb"]
+    assert run_command("Change points").split("\n")[0].split("\t") == columns

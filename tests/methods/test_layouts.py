@@ -1,4 +1,4 @@
-"""Checkpoints of draft heads, in each layout that is published: the same weights, the same head."""
+"""Checkpoints of draft heads in each published layout: the same weights give the same head."""
 
 import json
 from dataclasses import asdict, replace
@@ -266,14 +266,14 @@ def refused(kind, folder, target, what):
     return fault.value
 
 
-def test_an_unknown_layout_is_told_with_the_names_found_and_those_known(tmp_path, target):
+def test_an_unknown_layout_is_reported_with_the_names_found_and_those_known(tmp_path, target):
     names = [f"medusa_head.{at}.0.linear.weight" for at in range(9)]
     folder = written(tmp_path / "head", {name: torch.zeros(2, 2) for name in names}, {})
     fault = refused(EagleHead, folder, target, r"9 tensors such as medusa_head\.0\.0\.linear")
     assert "EAGLE-3 (SafeAILab, SpecForge)" in fault.message
 
 
-def test_a_head_of_another_kind_is_told_with_the_command_to_run_it(tmp_path, target, made):
+def test_a_head_of_another_kind_is_reported_with_the_command_to_run_it(tmp_path, target, made):
     folder = written(tmp_path / "head", *eagle3_official(made[Eagle3Head], target))
     fault = refused(EagleHead, folder, target, "a head of kind eagle3")
     assert fault.hint == f"specbench run -m eagle3 --set eagle3.head={folder}"
@@ -288,7 +288,7 @@ def test_a_head_of_another_kind_is_told_with_the_command_to_run_it(tmp_path, tar
         ("post_self_attn_layernorm.weight", "one dense Llama layer"),
     ],
 )
-def test_layers_that_are_no_llamas_are_refused(tmp_path, target, made, extra, what):
+def test_layers_other_than_llamas_are_refused(tmp_path, target, made, extra, what):
     tensors, config = mtp_deepseek(made[MtpHead], target)
     tensors[f"model.layers.46.{extra}"] = torch.zeros(4, 4)
     refused(MtpHead, written(tmp_path / "head", tensors, config), target, what)
@@ -311,7 +311,7 @@ def test_gated_attention_is_refused(tmp_path, target, made):
         ({"num_attention_heads": 3}, "3 attention heads"),
     ],
 )
-def test_settings_that_are_not_computed_are_refused(tmp_path, target, made, change, what):
+def test_unsupported_settings_are_refused(tmp_path, target, made, change, what):
     tensors, config = eagle_official(made[EagleHead], target)
     refused(EagleHead, written(tmp_path / "head", tensors, config | change), target, what)
 
@@ -367,7 +367,7 @@ def test_a_second_layer_is_refused(tmp_path, target, made):
     refused(EagleHead, written(tmp_path / "head", tensors, config), target, r"layers\.1\.mlp")
 
 
-def test_a_folder_without_a_config_is_no_head(tmp_path, target):
+def test_a_folder_without_a_config_is_refused(tmp_path, target):
     refused(EagleHead, tmp_path, target, "contains no draft head: config.json is missing")
 
 
@@ -405,9 +405,9 @@ def test_a_pickle_is_refused_with_the_command_that_converts_it(pickled, target):
 
 def test_that_command_converts_it(pickled, tmp_path, target, made):
     out = tmp_path / "converted"
-    asked = ["train", "convert", str(pickled), "--out", str(out)]
-    assert app._run(asked) == ExitCode.USAGE and not out.exists()
-    assert app._run([*asked, "--unpickle"]) == ExitCode.OK
+    arguments = ["train", "convert", str(pickled), "--out", str(out)]
+    assert app._run(arguments) == ExitCode.USAGE and not out.exists()
+    assert app._run([*arguments, "--unpickle"]) == ExitCode.OK
     loaded = EagleHead.load(out, {"target": target})
     torch.testing.assert_close(
         logits(loaded), logits(EagleHead.from_files(made[EagleHead], target))
@@ -423,7 +423,7 @@ class Harm:
 
 
 @pytest.mark.parametrize("content", [{"fc.weight": Harm()}, [1, 2]])
-def test_a_pickle_of_anything_but_tensors_is_not_read(tmp_path, capsys, content):
+def test_a_pickle_with_anything_but_tensors_is_not_read(tmp_path, capsys, content):
     torch.save(content, tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(EnvironmentFault, match=r"pytorch_model\.bin"):

@@ -1,4 +1,4 @@
-"""Lookahead decoding: what the window sees, what it yields, and how far an n-gram goes."""
+"""Lookahead decoding: visibility in the window, its n-grams, and how far they are accepted."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ CYCLE = successor_table([1, 2, 3, 4, 5, 6, 0])
 
 
 def watched(params, budget=40):
-    """Decode the cycle; every step with the rows of the window that it scored."""
+    """Decode the cycle, and return every step with its window rows."""
     case = Case("cycle", (CYCLE, CYCLE), Sampling(), prompt=(3, 5, 0, 1), budget=budget)
     session, method = case.open(), Lookahead(params)
     seen = []
@@ -64,7 +64,7 @@ def test_the_window_has_its_size_after_as_many_steps_as_it_has_further_rows():
     assert not any(known for (known, _), _ in steps[:4])
 
 
-def test_what_is_kept_becomes_the_true_continuation_and_all_of_it_stands():
+def test_the_pool_learns_the_true_continuation_and_it_is_accepted():
     params = LookaheadParams(ngram=4, window=5, guesses=3)
     session, steps = watched(params, budget=100)
     text = list(session.tokens())
@@ -81,7 +81,7 @@ def test_what_is_kept_becomes_the_true_continuation_and_all_of_it_stands():
     assert full > 3
 
 
-def test_the_pool_keeps_the_most_recent_n_grams_of_a_token_each_once():
+def test_the_pool_keeps_the_newest_n_grams_of_a_token_without_duplicates():
     _, steps = watched(LookaheadParams(ngram=3, window=6, guesses=2), budget=60)
     known = [grams for (grams, _), _ in steps]
     assert max(map(len, known)) == 2

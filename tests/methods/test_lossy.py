@@ -1,4 +1,4 @@
-"""Lossy rules over tokens: exact at their off position, and what they let pass is what they say."""
+"""Lossy token rules: exact at their off position, and they accept what they define."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ EACH = pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda each: each.rule
 
 
 def decode(method, session):
-    """The output, and how each of its tokens came to be."""
+    """Return the output and the origin of each token."""
     for _ in method.generate(session):
         pass
     return session.output(), list(session.harness.text.origin)
@@ -32,7 +32,7 @@ def decode(method, session):
 
 @pytest.fixture(scope="module")
 def lossless(open_session, family):
-    """By decoding rule, what `sps` makes of 48 prompts."""
+    """Outputs of `sps` for 48 prompts, by decoding rule."""
     made = {}
 
     def outputs(sampling):
@@ -52,7 +52,9 @@ def lossless(open_session, family):
 
 @EACH
 @ALL
-def test_off_it_makes_the_tokens_of_its_lossless_relative_on_48_prompts(method, sampling, lossless):
+def test_switched_off_it_emits_its_lossless_variants_tokens_on_48_prompts(
+    method, sampling, lossless
+):
     off = method(method.Params(length=5, **method.exact_params))
     assert off.guarantee(sampling.rule) in LOSSLESS and method.lossless_counterpart == Sps.name
     made = [decode(off, session) for session in lossless.sessions(sampling)]
@@ -70,7 +72,7 @@ def test_off_it_makes_the_tokens_of_its_lossless_relative_on_48_prompts(method, 
     ],
     ids=lambda each: getattr(each, "name", ""),
 )
-def test_the_further_the_knob_the_more_tokens_are_relaxed(method, params, sampling, lossless):
+def test_a_larger_parameter_relaxes_more_tokens(method, params, sampling, lossless):
     relaxed = []
     for each in params:
         assert method(each).guarantee(sampling.rule) == "quality_only"

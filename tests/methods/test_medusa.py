@@ -1,4 +1,4 @@
-"""Medusa's and Hydra's heads against their formulas; which checkpoints are read, and refused."""
+"""Medusa's and Hydra's heads, compared with their formulas, and the checkpoints that are read."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def test_fresh_heads_say_the_targets_own_next_token(target, rows):
     decoders = {"target": target}
     due = target.unembed(rows)
     for own in (True, False):
-        said = MedusaHeads(target, own_output=own).ready()(rows)
-        torch.testing.assert_close(said, due.expand(4, -1, -1), rtol=1e-4, atol=1e-5)
+        out = MedusaHeads(target, own_output=own).ready()(rows)
+        torch.testing.assert_close(out, due.expand(4, -1, -1), rtol=1e-4, atol=1e-5)
     heads = HydraHeads.random(decoders)
-    said = heads(rows, torch.tensor([5, 6, 7]), 0)
-    torch.testing.assert_close(said.logits, due, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(heads(said.rows, torch.tensor([1, 2, 3]), 1).logits, said.logits)
+    out = heads(rows, torch.tensor([5, 6, 7]), 0)
+    torch.testing.assert_close(out.logits, due, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(heads(out.rows, torch.tensor([1, 2, 3]), 1).logits, out.logits)
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
@@ -70,15 +70,15 @@ def test_medusas_published_checkpoint_is_read_and_computes_its_formula(
             tensors[f"{name}.bias"] = torch.randn(d, generator=drawn)
         tensors[f"{head}.{blocks}.weight"] = torch.randn(v, d, generator=drawn)
     save_file(tensors, tmp_path / "model.safetensors")
-    said = MedusaHeads.load(tmp_path, {"target": target})(rows)
-    assert said.shape == (3, 3, v)
+    out = MedusaHeads.load(tmp_path, {"target": target})(rows)
+    assert out.shape == (3, 3, v)
     for head in range(3):
         x = rows
         for block in range(blocks):
             name = f"{head}.{block}.linear"
             x = x + silu(linear(x, tensors[f"{name}.weight"], tensors[f"{name}.bias"]))
         due = linear(x, tensors[f"{head}.{blocks}.weight"])
-        torch.testing.assert_close(said[head], due, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(out[head], due, rtol=1e-4, atol=1e-3)
 
 
 def changed(tensors, name, tensor):
@@ -95,7 +95,9 @@ def changed(tensors, name, tensor):
         ("fc.weight", torch.zeros(1), r"unexpected tensors: fc\.weight"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_is_told_what_is_wrong(target, tmp_path, name, tensor, what):
+def test_a_checkpoint_that_does_not_fit_is_refused_with_the_reason(
+    target, tmp_path, name, tensor, what
+):
     d, v = target.hidden_size, target.vocab_size
     tensors = {}
     for head in range(2):
@@ -121,32 +123,32 @@ def test_a_checkpoint_that_does_not_fit_is_told_what_is_wrong(target, tmp_path, 
         ),
     ],
 )
-def test_a_tensors_name_makes_no_head_larger_than_its_file(target, tmp_path, kind, name, what):
+def test_a_tensors_name_cannot_make_a_head_larger_than_its_file(target, tmp_path, kind, name, what):
     save_file({name: torch.zeros(48, 48)}, tmp_path / "model.safetensors")
     with pytest.raises(EnvironmentFault, match=what):
         kind.load(tmp_path, {"target": target})
 
 
-def test_hydras_heads_that_read_no_drafted_token_are_refused_by_that_name(target, tmp_path):
+def test_hydra_heads_that_read_no_drafted_token_are_refused(target, tmp_path):
     published_hydra(tmp_path, target, 2)
     (tmp_path / "config.json").write_text(json.dumps({"grounded_heads": False}))
     with pytest.raises(EnvironmentFault, match="grounded_heads is false"):
         HydraHeads.load(tmp_path, {"target": target})
 
 
-def test_hydras_heads_compute_their_formula_on_all_that_was_drafted(target, rows):
+def test_hydra_heads_compute_their_formula_on_all_drafted_tokens(target, rows):
     heads = stirred(HydraHeads(target, levels=3, blocks=2))
     ids = torch.tensor([[5, 6, 7], [1, 2, 3], [9, 8, 4]])
     left = rows
     for level, tokens in enumerate(ids):
-        said = heads(left, tokens, level)
+        out = heads(left, tokens, level)
         x = torch.cat((rows, *(target.embed(each) for each in ids[: level + 1])), -1)
         own = heads.heads[level]
         moved = own[0].res_connection(x) + silu(own[0].linear(x))
         moved = moved + silu(own[1].linear(moved))
-        torch.testing.assert_close(said.logits, heads.outputs[level](moved))
-        torch.testing.assert_close(said.rows, x)
-        left = said.rows
+        torch.testing.assert_close(out.logits, heads.outputs[level](moved))
+        torch.testing.assert_close(out.rows, x)
+        left = out.rows
 
 
 def test_a_saved_head_is_the_head_that_is_read(target, rows, tmp_path):
@@ -156,8 +158,8 @@ def test_a_saved_head_is_the_head_that_is_read(target, rows, tmp_path):
         again = kind.load(tmp_path / kind.kind, {"target": target})
         assert again.sizes == head.sizes
         assert all(map(torch.equal, again.parameters(), head.parameters()))
-        said, due = again(rows, *more), head(rows, *more)
-        assert all(map(torch.equal, said, due))
+        out, due = again(rows, *more), head(rows, *more)
+        assert all(map(torch.equal, out, due))
 
 
 def test_the_authors_tree_is_theirs_and_so_is_every_part_that_its_search_took_first():
@@ -237,10 +239,10 @@ def published_hydra(folder, target, n_heads):
             x, tensors[f"{at}.res_connection.weight"], tensors[f"{at}.res_connection.bias"]
         )
         moved = read + silu(linear(x, tensors[f"{at}.linear.weight"], tensors[f"{at}.linear.bias"]))
-        said = linear(
+        out = linear(
             moved, tensors[f"hydra_lm_head.{k}.weight"], tensors[f"hydra_lm_head.{k}.bias"]
         )
-        return said.topk(10).indices.tolist()
+        return out.topk(10).indices.tolist()
 
     return ranked
 
@@ -333,12 +335,12 @@ def drafted(drafting, kind, head, **params):
     return session, tree_of(session, method.propose(session, 4))
 
 
-def test_in_medusa_a_node_is_a_function_of_its_level_and_rank(drafting, target):
+def test_in_medusa_a_node_depends_on_its_level_and_rank(drafting, target):
     head = stirred(MedusaHeads(target))
     session, tree = drafted(drafting, Medusa, head)
-    said = head(session.features())[:, 0].sort(descending=True).indices
+    out = head(session.features())[:, 0].sort(descending=True).indices
     assert len(tree) == 63
-    assert tree == {node: int(said[len(node) - 1, node[-1]]) for node in tree}
+    assert tree == {node: int(out[len(node) - 1, node[-1]]) for node in tree}
 
 
 def test_in_hydra_a_node_is_ranked_by_its_own_path(drafting, target):
@@ -348,14 +350,15 @@ def test_in_hydra_a_node_is_ranked_by_its_own_path(drafting, target):
     for node, token in tree.items():
         rows, path = session.features(), [root, *(tree[node[:at]] for at in range(1, len(node)))]
         for level, each in enumerate(path):
-            said = head(rows, torch.tensor([each]), level)
-            rows = said.rows
-        assert token == int(said.logits[0].sort(descending=True).indices[node[-1]])
+            out = head(rows, torch.tensor([each]), level)
+            rows = out.rows
+        assert token == int(out.logits[0].sort(descending=True).indices[node[-1]])
     by_level = {len(node) for node in tree}
     assert max(by_level) == 4 and all(b - a == 1 for a, b in pairwise(sorted(by_level)))
 
 
-# ---- above temperature 0: the authors' code beside ours -----------------------------------------
+# ---- above temperature 0: compared with the authors' code
+# ------------------------------------------
 
 
 NEAR = Case("near", make_table_pair("near"), Sampling("rejection", 1.0), budget=4, length=3)
@@ -396,9 +399,9 @@ def test_above_temperature_zero_ours_is_the_targets_distribution_and_the_authors
 
 
 @pytest.mark.parametrize("kind", [Medusa, Hydra, HydraPlus, Clover])
-def test_typical_acceptance_takes_more_and_says_that_it_is_not_exact(kind):
-    """The control of the test before: with the paper's rule the distribution is another, and is
-    said so."""
+def test_typical_acceptance_accepts_more_and_is_declared_not_exact(kind):
+    """With the paper's rule the distribution differs from the target's, and the method declares
+    it."""
     method = kind(kind.Params(nodes=1, accept="typical"))
     assert kind(kind.Params()).guarantee("rejection") == "exact_law"
     assert method.guarantee("rejection") == method.guarantee("greedy") == "quality_only"

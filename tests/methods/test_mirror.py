@@ -1,4 +1,4 @@
-"""`mirror`: what the early exit names is ready, and it decides nothing else."""
+"""`mirror`: its early exit prepares windows, and influences nothing else."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_with_every_token_a_candidate_every_window_is_reused(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled"])
-def test_an_exit_behind_the_last_layer_names_what_comes(rule: str) -> None:
+def test_an_exit_at_the_last_layer_guesses_every_outcome(rule: str) -> None:
     steps = on_tables(rule, candidates=1, layer=2)
     assert total(steps, "missed") == 0
     assert total(steps, "reused") > 20
 
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled"])
-def test_an_early_exit_that_talks_nonsense_costs_reuse_alone(
+def test_a_wrong_early_exit_only_prevents_reuse(
     monkeypatch: pytest.MonkeyPatch, open_session: Any, rule: str
 ) -> None:
     def steps() -> list[tuple[Any, ...]]:

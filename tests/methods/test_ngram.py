@@ -1,5 +1,4 @@
-"""The back-off model: a distribution after every context, counted as told, the likeliest tokens
-first."""
+"""The back-off n-gram model: its distribution, its counts, and its most likely tokens."""
 
 import copy
 
@@ -60,7 +59,7 @@ def paths_of(model, context, depth):
 
 @given(TEXTS, CONTEXTS, st.integers(0, 12), st.integers(0, 3), st.sampled_from([0.0, 0.061]))
 @settings(max_examples=40, deadline=None)
-def test_a_tree_is_of_the_likeliest_continuations(text, context, nodes, depth, least):
+def test_a_tree_has_the_most_likely_continuations(text, context, nodes, depth, least):
     model = counted(text)
     tokens, parents = model.tree(context, nodes, depth, least)
     paths = []
@@ -93,7 +92,7 @@ def test_an_unseen_context_counts_as_the_next_shorter_one():
     assert model.top([5, 1], 2) == model.top([1], 2)
 
 
-def test_without_counts_all_tokens_are_alike():
+def test_without_counts_all_tokens_are_equally_likely():
     model = KatzModel(4)
     assert model.distribution([2, 3]) == [0.25] * 4
     assert model.top([2, 3], 3) == [(0, 0.25), (1, 0.25), (2, 0.25)]
@@ -122,7 +121,7 @@ def test_counting_is_incremental_and_in_order():
     assert early.top([0, 1], 6) == counted(text).top([0, 1], 6)
 
 
-def test_a_copy_goes_its_own_way():
+def test_a_copy_is_independent():
     model = counted([0, 1, 2, 0, 1])
     twin = copy.deepcopy({"model": model})["model"]
     before = model.distribution([0, 1])

@@ -1,4 +1,4 @@
-"""OSD: what it keeps of a request, what it learns from, and when its draft changes."""
+"""OSD: what it stores of a request, what it learns from, and when its draft changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROMPT = tuple(range(5, 17))
 
 @pytest.fixture(scope="module")
 def folders(tiny_checkpoint):
-    """A tiny target, and a draft that is often wrong."""
+    """Folders of a tiny target, and of a draft that is often wrong."""
     return {"target": tiny_checkpoint("llama"), "draft": tiny_checkpoint("llama", noise=0.5)}
 
 
@@ -42,7 +42,7 @@ def opened(space, memory=None, number=0, topic=""):
 
 
 def answered(space, method, memory=None, number=0, topic=""):
-    """A request that has ended, and where a token was rejected in it."""
+    """Decode a request, and return its session and the rejected positions."""
     session, rejected = opened(space, memory, number, topic), []
     for step in method.generate(session):
         if step.outcome.origin[-1] == "recovered":
@@ -66,10 +66,12 @@ def test_places_are_where_a_token_was_rejected_and_distributions_are_the_targets
         logits = target(torch.tensor([session.tokens()])).logits[0]
     for place, distribution in zip(method.places, method.distributions, strict=True):
         assert torch.allclose(distribution, logits[place - 1], atol=1e-4)
-        assert distribution.argmax().item() == session.tokens()[place]  # greedy: what stands there
+        assert (
+            distribution.argmax().item() == session.tokens()[place]
+        )  # greedy: the token at this position
 
 
-def test_the_draft_changes_after_so_many_requests_and_never_before(space):
+def test_the_draft_changes_after_the_set_number_of_requests(space):
     method, memory = Osd(OsdParams(length=3, every=2)), Memory()
     seen = []
     for number in range(4):
@@ -81,8 +83,8 @@ def test_the_draft_changes_after_so_many_requests_and_never_before(space):
     assert same == [False, True, False]
 
 
-def test_an_update_goes_by_the_divergence_at_rejected_places_alone(space):
-    """Its gradient is that of the mean of KL(p || q) there, and no other row has one."""
+def test_an_update_uses_the_divergence_at_rejected_positions_only(space):
+    """Its gradient is that of the mean KL(p || q) at these positions."""
     method, memory = Osd(OsdParams(length=3, every=1)), Memory()
     session, rejected = answered(space, method, memory)
     (made,) = memory.copies
@@ -136,9 +138,7 @@ def test_a_draft_whose_output_is_cut_learns_what_it_can_say(folders, tmp_path):
 
 
 @pytest.mark.parametrize(("rate", "left"), [(0.0, 22), (0.01, 5)])
-def test_a_text_that_comes_again_is_learnt_and_stays_vanillas_and_a_rate_of_0_learns_nothing(
-    space, rate, left
-):
+def test_a_repeated_text_is_learned_and_a_rate_of_0_learns_nothing(space, rate, left):
     vanilla = answered(space, Vanilla(Vanilla.Params()))[0].tokens()
     method, memory, missed = Osd(OsdParams(length=3, every=1, rate=rate)), Memory(), []
     for _ in range(9):
@@ -150,7 +150,7 @@ def test_a_text_that_comes_again_is_learnt_and_stays_vanillas_and_a_rate_of_0_le
     assert (len(set(missed)) == 1) == (rate == 0)
 
 
-def test_a_topic_has_one_draft_which_its_prompts_alone_teach_and_no_request_sees_change(space):
+def test_each_topic_has_its_own_draft_which_only_its_prompts_train(space):
     method, memory, drafted = Osd(OsdParams(length=3, every=1, route=True)), Memory(), []
     for number in range(6):
         topic, of_topic = "ab"[number % 2], 90 * (number % 2)
@@ -163,7 +163,7 @@ def test_a_topic_has_one_draft_which_its_prompts_alone_teach_and_no_request_sees
         assert changed(before, versions(space, memory)) == [topic]
         vanilla = answered(space, Vanilla(Vanilla.Params()), number=of_topic)[0]
         assert session.tokens() == vanilla.tokens()
-    # Nothing was told before the first, and nothing of b before the second.
+    # Before the first request no topic was known, and before the second not b.
     assert drafted == ["", "a", "a", "b", "a", "b"]
 
 
@@ -171,7 +171,7 @@ TOPICS = ("", "a", "b")
 
 
 def versions(space, memory):
-    """The weights of each topic's draft."""
+    """Return the weights of each topic's draft."""
     session = opened(space, memory)
     modules = {each: session.trainable("draft", each).module for each in TOPICS}
     return {
@@ -181,7 +181,7 @@ def versions(space, memory):
 
 
 def changed(before, after):
-    """The topics whose draft is another."""
+    """Return the topics whose draft has changed."""
     return [
         topic
         for topic in TOPICS
@@ -189,7 +189,7 @@ def changed(before, after):
     ]
 
 
-def test_without_routes_a_row_has_one_draft_whatever_topics_are_told(space):
+def test_without_routes_a_method_has_one_draft_for_all_topics(space):
     method, memory = Osd(OsdParams(length=3, every=1)), Memory()
     for topic in ("a", "b", "a"):
         learn(method, answered(space, method, memory, topic=topic)[0])

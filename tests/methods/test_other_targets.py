@@ -1,4 +1,5 @@
-"""Targets that are no dense decoders: vanilla and `sps` say what transformers' module says."""
+"""Targets that are not dense decoders: vanilla and `sps` emit the tokens of transformers'
+module."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from specbench_cli.judge.oracle import Oracle
 Maker = Callable[..., Path]
 BUDGET = 24
 CLEAR = 1e-3
-"""A choice whose margin is above this is the same in every order of summation."""
+"""A choice with a larger margin does not depend on the order of summation."""
 
 SAMPLINGS = {"greedy": Sampling(), "coupled": Sampling("coupled", 0.8, top_k=24, seed=3)}
 FAMILIES = ("mixtral", "mamba2", "t5", "llava")
@@ -113,7 +114,7 @@ def decode(
 
 @pytest.mark.parametrize("rule", SAMPLINGS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_vanilla_and_sps_say_what_transformers_says(
+def test_vanilla_and_sps_emit_transformers_tokens(
     tiny_checkpoint: Maker,
     target: Callable[[str], Decoder],
     cases: Callable[[str, str], list[Case]],
@@ -177,7 +178,7 @@ def test_a_twin_draft_is_accepted_whole(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_drawing_takes_no_token_that_the_distribution_rules_out(
+def test_sampling_draws_no_token_of_probability_zero(
     tiny_checkpoint: Maker, target: Callable[[str], Decoder], family: str
 ) -> None:
     draft = load_decoder(tiny_checkpoint(family, noise=0.1), name="draft")

@@ -1,4 +1,4 @@
-"""PARD and DFlash: published checkpoints, against transformers; and what training computes."""
+"""PARD, DFlash and P-EAGLE: published checkpoints compared with transformers, and training."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def published(folder, kind="llama", **words):
 
 @pytest.mark.parametrize("kind", FAMILIES)
 @torch.no_grad()
-def test_a_published_pard_draft_says_behind_masks_what_transformers_says(tmp_path, target, kind):
+def test_a_published_pard_draft_predicts_at_masks_what_transformers_predicts(
+    tmp_path, target, kind
+):
     oracle = published(tmp_path, kind)
     assert {"model.embed_tokens.weight", "model.norm.weight"} < load_file(
         tmp_path / "model.safetensors"
@@ -99,7 +101,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "what"), WRONG, ids=["missing", "size", "nan"])
-def test_a_pard_draft_that_is_not_whole_is_refused(tmp_path, target, change, what):
+def test_an_incomplete_pard_draft_is_refused(tmp_path, target, change, what):
     published(tmp_path)
     name = "model.layers.1.mlp.up_proj.weight"
     broken(tmp_path, name, change)
@@ -126,7 +128,7 @@ def test_a_pard_draft_of_more_layers_than_its_file_holds_is_refused_at_once(tmp_
 
 
 @pytest.mark.parametrize("token", [None, 96, "m"])
-def test_a_draft_model_that_knows_no_mask_is_no_pard_draft(tmp_path, target, token):
+def test_a_draft_model_without_a_mask_token_is_no_pard_draft(tmp_path, target, token):
     published(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"pard_token": token}))
@@ -196,7 +198,7 @@ def rows_of(target, head, n):
 
 
 @torch.no_grad()
-def test_a_published_dflash_head_says_what_transformers_drafter_says(tmp_path, target):
+def test_a_published_dflash_head_predicts_what_transformers_drafter_predicts(tmp_path, target):
     """In two steps, of eight tokens and of three: keys and values of the first are kept."""
     from methods.hf import dflash_module
 
@@ -221,7 +223,7 @@ def test_a_published_dflash_head_says_what_transformers_drafter_says(tmp_path, t
 
 @pytest.mark.parametrize(("change", "what"), WRONG, ids=["missing", "size", "nan"])
 @pytest.mark.parametrize("name", ["fc.weight", "layers.2.self_attn.k_norm.weight"])
-def test_a_dflash_head_that_is_not_whole_is_refused(tmp_path, target, name, change, what):
+def test_an_incomplete_dflash_head_is_refused(tmp_path, target, name, change, what):
     z_lab(tmp_path, target)
     broken(tmp_path, name, change)
     with pytest.raises(EnvironmentFault, match=what.format(name=name)):
@@ -246,7 +248,7 @@ def test_a_dflash_head_that_is_not_whole_is_refused(tmp_path, target, name, chan
         ({"specbench": {"target_sha256": "0" * 64}}, "another|trained for"),
     ],
 )
-def test_a_dflash_head_that_is_computed_otherwise_is_refused(tmp_path, family, target, words, what):
+def test_an_unsupported_dflash_head_is_refused(tmp_path, family, target, words, what):
     if "specbench" in words:
         from specbench_cli.engine.models.load import load_decoder
 
@@ -258,7 +260,7 @@ def test_a_dflash_head_that_is_computed_otherwise_is_refused(tmp_path, family, t
 
 
 @pytest.mark.parametrize("kind", [PardDraft, DFlashHead])
-def test_a_file_that_is_cut_off_is_one_clear_error(tmp_path, target, kind):
+def test_a_truncated_file_is_one_clear_error(tmp_path, target, kind):
     (published if kind is PardDraft else z_lab)(tmp_path, *(() if kind is PardDraft else (target,)))
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -272,7 +274,7 @@ SLOTS = torch.tensor([[2, 5, 11, 12]])
 
 
 @torch.no_grad()
-def test_pard_in_training_says_what_it_says_in_decoding(tmp_path, target):
+def test_pard_computes_the_same_in_training_and_decoding(tmp_path, target):
     published(tmp_path)
     module = Pard(read_config(tmp_path), dict(Weights(tmp_path))).eval()
     draft = PardDraft.load(tmp_path, {"target": target})
@@ -299,7 +301,7 @@ def test_pard_drops_masks_so_that_what_one_sees_is_there(tmp_path):
 
 
 @torch.no_grad()
-def test_dflash_in_training_says_what_it_says_in_decoding(tmp_path, family, target):
+def test_dflash_computes_the_same_in_training_and_decoding(tmp_path, family, target):
     z_lab(tmp_path, target)
     module = DFlash.load(tmp_path, {"target": target})
     head = DFlashHead(module, target)
@@ -375,7 +377,7 @@ def test_p_eagles_one_forward_is_eagle3s_head_fed_masks_one_by_one(target, paral
 
 
 @torch.no_grad()
-def test_p_eagle_in_training_says_what_it_says_in_decoding(family, target, parallel_eagle):
+def test_p_eagle_computes_the_same_in_training_and_decoding(family, target, parallel_eagle):
     head, oracle = PEagleHead(parallel_eagle, target), family.modules["target"]
     read = run_target(oracle, TEXT, head.captured_layers)
     steps = [step.logits for step in unroll(parallel_eagle, oracle, TEXT, read, SLOTS, 4)]

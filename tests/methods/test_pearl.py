@@ -1,4 +1,4 @@
-"""PEARL: its state machine, and the faults of the published code that it does not have."""
+"""PEARL: its states, and the faults of the published code that it does not have."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def committed(steps: list[Step]) -> list[int]:
 
 
 def constant(distribution: list[float]) -> Tensor:
-    """A table that says the same after everything."""
+    """Return a table with the same distribution after every text."""
     v = len(distribution)
     return torch.tensor(distribution, dtype=torch.float64).log().expand(v, v, v).clone()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.rule)
 @pytest.mark.parametrize("window", [1, 2, 3, 5])
-def test_a_draft_that_is_the_target_commits_one_token_and_then_a_window_a_step(rule, window):
+def test_a_draft_equal_to_the_target_commits_one_token_and_then_a_window_per_step(rule, window):
     case = Case("equal", make_table_pair("equal", 5), rule, budget=2 + 4 * window)
     steps = steps_of(case.open(), window)
     assert committed(steps) == [1, *[window] * 4]
@@ -55,7 +55,7 @@ def test_a_draft_that_is_the_target_commits_one_token_and_then_a_window_a_step(r
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.rule)
 @pytest.mark.parametrize("window", [1, 4])
-def test_a_draft_that_is_never_right_costs_nothing_but_its_own_time(rule, window):
+def test_a_draft_that_is_never_right_costs_only_its_own_time(rule, window):
     case = Case("disjoint", make_table_pair("disjoint", 6), rule, prompt=(1, 0), budget=12)
     steps = steps_of(case.open(), window)
     assert committed(steps) == [1] * 11
@@ -63,7 +63,7 @@ def test_a_draft_that_is_never_right_costs_nothing_but_its_own_time(rule, window
 
 
 @pytest.mark.parametrize("budget", range(1, 12))
-def test_what_was_not_verified_is_never_returned(budget):
+def test_unverified_tokens_are_never_returned(budget):
     """The published code stops in the midst of its pending tokens and returns them. Here the draft
     is right up to a token that it cannot know, so that an unverified one is a wrong one."""
     target = constant([0.5, 0.5, 0.0, 0.0])
@@ -81,7 +81,7 @@ def test_what_was_not_verified_is_never_returned(budget):
 
 
 def test_windows_end_with_the_budget():
-    """Of no use is a token that cannot be committed once all before it are."""
+    """A token is useless if it cannot be committed after all tokens before it."""
     for budget in range(2, 12):
         session = Case("equal", make_table_pair("equal", 5), Sampling(), budget=budget).open()
         steps = steps_of(session, 4)
@@ -91,7 +91,7 @@ def test_windows_end_with_the_budget():
 
 
 class Log:
-    """Chance that is written down: which number each test of a draft token used."""
+    """Random source that records which number each acceptance test used."""
 
     def __init__(self, random: Any) -> None:
         self.random, self.tests, self.numbers = random, 0, []
@@ -105,7 +105,7 @@ class Log:
         return stood
 
 
-def test_every_test_draws_a_number_of_its_own():
+def test_every_test_draws_its_own_number():
     """The published code seeds by position, so that the first two tokens of a window share one."""
     session = Case("near", make_table_pair("near", 5), SAMPLED, budget=400).open()
     session._chooser.random = log = Log(session._chooser.random)
@@ -115,7 +115,7 @@ def test_every_test_draws_a_number_of_its_own():
     assert len(set(log.numbers)) == len(log.numbers)
 
 
-def test_prompts_of_one_length_draw_other_numbers():
+def test_prompts_of_the_same_length_draw_different_numbers():
     """The published code seeds by position alone."""
     outputs = set()
     for number in range(6):
@@ -128,7 +128,7 @@ def test_prompts_of_one_length_draw_other_numbers():
     assert len(outputs) == 6
 
 
-def test_a_prompt_shorter_than_the_window_and_a_vocabulary_smaller_than_it_are_fine():
+def test_a_prompt_shorter_than_the_window_and_a_small_vocabulary_work():
     """The published code needs longer prompts, and a vocabulary of more than twice the window."""
     case = Case("near", make_table_pair("near", 3), Sampling(), prompt=(1,), budget=20)
     plain, session = case.open(), case.open()
@@ -147,7 +147,7 @@ def mat(a: float, g: int) -> float:
 
 
 @pytest.mark.parametrize(("a", "g"), [(0.5, 2), (0.8, 4), (0.9, 3)])
-def test_tokens_a_step_follow_the_formula_where_acceptance_is_constant(a, g):
+def test_tokens_per_step_follow_the_formula_for_constant_acceptance(a, g):
     target, draft = constant([a, 1 - a, 0.0]), constant([a, 0.0, 1 - a])
     case = Case("constant", (target, draft), SAMPLED, prompt=(0, 0), budget=1500)
     rounds, tokens, steps = [], 0, 0
@@ -164,7 +164,7 @@ def test_tokens_a_step_follow_the_formula_where_acceptance_is_constant(a, g):
     assert abs(found - mat(a, g)) < 3 * error < 0.1 * found
 
 
-def test_a_rejected_token_takes_all_that_was_drafted_behind_it_along():
+def test_a_rejected_token_removes_all_tokens_drafted_after_it():
     """After every step the drafter's state is a prefix of its text, and its text begins with what
     was committed before; no rows of rejected tokens are left in either state."""
     for rule in RULES:
@@ -189,7 +189,7 @@ def test_a_rejected_token_takes_all_that_was_drafted_behind_it_along():
         (float, 0.5, 64),
     ],
 )
-def test_the_window_auto_takes_the_draft_as_long_as_the_target(verify, draft, window):
+def test_the_auto_window_takes_the_draft_as_long_as_the_target(verify, draft, window):
     case = Case("equal", make_table_pair("equal", 5), Sampling(), budget=200)
     workspace = case.create_workspace()
     workspace.costs = lambda model, rows: verify(rows) if model == "target" else draft
@@ -200,6 +200,6 @@ def test_the_window_auto_takes_the_draft_as_long_as_the_target(verify, draft, wi
 
 
 @pytest.mark.parametrize("window", [0, -1, 2.5, "many", True])
-def test_a_window_that_is_none_is_refused(window):
+def test_an_invalid_window_is_refused(window):
     with pytest.raises(ValidationError, match="must be a whole number from 1, or auto"):
         PearlParams(window=window)

@@ -1,4 +1,4 @@
-"""Prompt lookup: the author's rule against a plain scan, transformers' against its own code."""
+"""Prompt lookup: the author's rule compared with a scan, transformers' rule with its own code."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,8 @@ from methods.pld import Pld, PldParams
 
 
 def lookup(texts, *, limit=100, eos=(), **params):
-    """What one method object proposes on each text in turn, each continuing the one before it."""
+    """Return the drafts of one method object for each text in turn, each continuing the one
+    before."""
     method = Pld(PldParams(**params))
     seen = SimpleNamespace(
         requests=[SimpleNamespace(stop=SimpleNamespace(eos=frozenset(eos)))], chain=list
@@ -66,11 +67,11 @@ def test_the_draft_is_what_followed_the_earlier_occurrence(rule):
     assert propose([1, 2, 3, 4, 1, 2], ngram=2, length=2, rule=rule) == [3, 4]
 
 
-def test_the_author_asks_for_a_whole_window():
+def test_the_authors_rule_requires_a_whole_window():
     assert propose([1, 2, 3, 4, 1, 2], ngram=2, length=10, rule="author") == []
 
 
-def test_transformers_takes_what_there_is():
+def test_the_transformers_rule_takes_a_shorter_window():
     text = [1, 2, 3, 4, 1, 2]
     assert propose(text, ngram=2, length=10, rule="transformers") == [3, 4, 1, 2]
 
@@ -81,7 +82,7 @@ def test_transformers_stops_before_an_eos():
     assert propose(text, ngram=2, length=4, rule="author", eos=[9]) == [3, 9, 4, 1]
 
 
-def test_a_window_that_begins_with_eos_gives_nothing_and_no_shorter_suffix_is_tried():
+def test_a_window_that_begins_with_eos_gives_no_draft_and_ends_the_search():
     text = [2, 5, 1, 2, 9, 4, 1, 2]
     assert propose(text, ngram=2, length=2, rule="transformers", eos=[9]) == []
     assert propose(text, ngram=1, length=2, rule="transformers", eos=[9]) == [5, 1]
@@ -93,7 +94,7 @@ def test_a_longer_suffix_is_preferred_to_an_earlier_occurrence_of_a_shorter_one(
     assert propose(text, ngram=1, length=2) == [8, 8]
 
 
-def test_of_several_occurrences_the_earliest_counts():
+def test_the_earliest_of_several_occurrences_is_used():
     text = [1, 5, 5, 1, 6, 6, 1, 7, 7, 1]
     assert propose(text, ngram=1, length=2) == [5, 5]
 
@@ -105,13 +106,13 @@ def test_a_text_without_repetition_gives_no_draft(rule, text):
 
 
 @pytest.mark.parametrize("rule", ["author", "transformers"])
-def test_a_draft_is_clipped_to_the_limit(rule):
+def test_a_draft_is_cut_at_the_limit(rule):
     text = [1, 2, 3, 4, 5, 1, 2]
     assert propose(text, ngram=2, length=3, limit=2, rule=rule) == [3, 4]
     assert propose(text, ngram=2, length=3, limit=0, rule=rule) == []
 
 
-def test_nothing_is_remembered_of_the_prompt_before():
+def test_the_previous_prompt_is_forgotten():
     method = Pld(PldParams(ngram=2, length=1))
     session = SimpleNamespace(tokens=lambda: [7, 8, 9, 7, 8], chain=list)
     method.start(session)
@@ -132,13 +133,13 @@ def test_parameters_out_of_bounds_are_refused(wrong):
 
 @given(texts, ngrams, lengths)
 @settings(max_examples=400)
-def test_the_authors_rule_is_the_authors_scan(text, ngram, length):
+def test_the_authors_rule_equals_the_authors_scan(text, ngram, length):
     assert propose(text, ngram=ngram, length=length) == scan_as_the_author(text, ngram, length)
 
 
 @given(texts, ngrams, lengths, st.sets(st.integers(0, 3), max_size=2))
 @settings(max_examples=1_000, deadline=None)
-def test_transformers_rule_is_transformers_own(text, ngram, length, eos):
+def test_the_transformers_rule_equals_transformers_own(text, ngram, length, eos):
     ours = propose(text, ngram=ngram, length=length, rule="transformers", eos=eos)
     assert ours == scan_as_transformers(text, ngram, length, eos)
 
@@ -150,9 +151,7 @@ def test_transformers_rule_is_transformers_own(text, ngram, length, eos):
     lengths,
     st.sampled_from(["author", "transformers"]),
 )
-def test_an_index_that_grows_with_the_text_proposes_what_a_fresh_one_does(
-    text, growth, ngram, length, rule
-):
+def test_a_growing_index_proposes_what_a_new_one_does(text, growth, ngram, length, rule):
     ends = [sum(growth[:i]) + 1 for i in range(len(growth) + 1)]
     prefixes = [text[:end] for end in ends]
     params = {"ngram": ngram, "length": length, "rule": rule}
@@ -160,9 +159,7 @@ def test_an_index_that_grows_with_the_text_proposes_what_a_fresh_one_does(
 
 
 @given(texts, ngrams, lengths, st.sampled_from(["author", "transformers"]))
-def test_a_draft_occurs_in_the_text_behind_an_occurrence_of_the_suffix_that_is_not_the_suffix(
-    text, ngram, length, rule
-):
+def test_a_draft_follows_an_earlier_occurrence_of_the_suffix(text, ngram, length, rule):
     draft = propose(text, ngram=ngram, length=length, rule=rule)
     assert len(draft) <= length
     if draft:
@@ -177,7 +174,7 @@ def test_a_draft_occurs_in_the_text_behind_an_occurrence_of_the_suffix_that_is_n
 
 
 @pytest.mark.parametrize("rule", ["author", "transformers"])
-def test_lookup_is_accepted_in_part_where_a_model_repeats_itself(open_session, rule):
+def test_a_lookup_is_partly_accepted_where_a_model_repeats_itself(open_session, rule):
     method = Pld(PldParams(length=4, rule=rule))
     steps = [step for i in range(40) for step in method.generate(open_session(i))]
     assert sum(step.draft.levels == 0 for step in steps) > 10

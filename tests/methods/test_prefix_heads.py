@@ -1,4 +1,4 @@
-"""Hydra++ and Clover: a layer over the target's rows, and what is drafted from what leaves it."""
+"""Hydra++ and Clover: a layer over the target's features, and the drafts made from it."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("name", "tensor", "what"), FAULTS.values(), ids=FAULTS)
-def test_a_hydra_plus_that_does_not_fit_is_told_what_is_wrong(
+def test_a_hydra_plus_head_that_does_not_fit_is_refused_with_the_reason(
     target, prefix, tmp_path, name, tensor, what
 ):
     tensors = published(prefix, target)
@@ -183,7 +183,7 @@ def test_a_hydra_plus_that_does_not_fit_is_told_what_is_wrong(
         HydraPlusHead.load(written(tmp_path / "head", tensors), {"target": target})
 
 
-def test_truncated_files_and_heads_of_another_kind_are_told(target, prefix, tmp_path):
+def test_truncated_files_and_heads_of_another_kind_are_reported(target, prefix, tmp_path):
     folder = written(tmp_path / "head", published(prefix, target))
     with pytest.raises(EnvironmentFault, match=r"contains the heads of Hydra\+\+"):
         HydraHeads.load(folder, {"target": target})
@@ -240,8 +240,10 @@ def test_clover_computes_its_formula(clover, target, rows):
 
 
 @pytest.mark.parametrize("kind", [HydraPlusHead, CloverHead], ids=lambda kind: kind.kind)
-def test_rows_fed_in_pieces_with_drafts_between_give_what_the_whole_gives(kind, target, rows):
-    """What is drafted takes room in the state, and leaves nothing there."""
+def test_features_fed_in_pieces_with_drafts_between_give_the_result_of_the_whole(
+    kind, target, rows
+):
+    """Drafted tokens use the state temporarily, and leave nothing in it."""
     head = kind(drawn(kind.module.random(target, 7), seed=9), target)
     due = head.forward(Features(TEXT[:, 1:], rows[None, :-1]), head.new_state(32))
     state = head.new_state(32)
@@ -257,8 +259,8 @@ def test_rows_fed_in_pieces_with_drafts_between_give_what_the_whole_gives(kind, 
 
 
 @pytest.mark.parametrize("nodes", [6, 16])
-def test_clovers_tree_is_pruned_by_token_by_path_and_by_budget(drafting, clover, target, nodes):
-    """Against the three rules, level by level, from the head's own distributions."""
+def test_clovers_tree_is_pruned_by_token_path_and_budget(drafting, clover, target, nodes):
+    """Compare with the three rules, level by level, from the head's own distributions."""
     head, *_ = clover
     params = Clover.Params(nodes=nodes, depth=3, width=5, nucleus=0.9, share=0.05)
     method = Clover(params)

@@ -1,4 +1,4 @@
-"""What holds of every method that has its draft prepare windows for outcomes: `mirror`, `ssd`."""
+"""Methods whose draft prepares windows for several outcomes: `mirror` and `ssd`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def method(name: str, length: int = 4, width: int = 2) -> Any:
 
 
 def counts(step: Step) -> tuple[Any, ...]:
-    """What a step did, and its forwards; the first has the drafter's prefill among them."""
+    """Return what each step did, and its forwards. The first step includes the drafter's
+    prefill."""
     forwards = [(f.model, f.role, f.n_tokens) for f in step.forwards if f.role != "prefill"]
     return step.draft.tokens.tolist(), step.outcome, sorted(forwards)
 
@@ -79,8 +80,8 @@ def test_with_attention_the_drafters_rows_equal_recomputation(
 
 
 @BOTH
-def test_the_reuse_of_a_window_changes_no_window(name: str) -> None:
-    """Guesses decide what is ready, not what is drafted."""
+def test_reuse_does_not_change_any_window(name: str) -> None:
+    """Guesses decide which windows are ready, not what is drafted."""
     for case in random_cases("greedy", 16, 4):
         steps = [
             [
@@ -138,7 +139,7 @@ def elsewhere(request: pytest.FixtureRequest) -> Iterator[Workspace]:
 
 
 @BOTH
-def test_neither_ids_nor_counts_depend_on_timing(elsewhere: Workspace, name: str) -> None:
+def test_ids_and_counters_do_not_depend_on_timing(elsewhere: Workspace, name: str) -> None:
     for rule, turn in [(rule, turn) for rule in RULES for turn in (0, 1)]:
         case = Case("near", make_table_pair("near", 5), make_sampling(rule, turn), budget=17)
         due = [(s.outcome, s.extra) for s in method(name).generate(case.open())]
@@ -150,8 +151,8 @@ def test_neither_ids_nor_counts_depend_on_timing(elsewhere: Workspace, name: str
 
 
 @BOTH
-def test_what_comes_does_not_depend_on_what_else_was_prepared(open_session: Any, name: str) -> None:
-    """On a real model, over several prompts: the same tokens, however many windows are ready."""
+def test_the_output_does_not_depend_on_the_prepared_windows(open_session: Any, name: str) -> None:
+    """Use a real model and several prompts, with different numbers of prepared windows."""
     for prompt in (2, 9, 20):
         outputs = []
         for width in (0, 1, 3):

@@ -1,4 +1,4 @@
-"""REST: the longest suffix that the datastore knows, and the trie of what follows it."""
+"""REST: the longest suffix in the datastore, and the trie of its continuations."""
 
 from collections import Counter
 
@@ -22,12 +22,12 @@ def stored(texts, end=END):
 
 
 def prefixes(ways):
-    """How often each prefix of the continuations occurs, by a count of them all."""
+    """Count how often each prefix of the continuations occurs."""
     return Counter(tuple(way[:n]) for way in ways for n in range(1, len(way) + 1))
 
 
 def paths(tokens, parents):
-    """The nodes of a tree by the tokens on their ways."""
+    """Return the nodes of a tree by their paths."""
     found = []
     for token, parent in zip(tokens, parents, strict=True):
         found.append((*found[parent], token) if parent >= 0 else (token,))
@@ -35,7 +35,7 @@ def paths(tokens, parents):
 
 
 def retrieved(texts, text, params, limit):
-    """The paper's steps by naive search: the chosen nodes, heaviest first."""
+    """Compute the paper's steps by naive search: the chosen nodes, most frequent first."""
     for n in range(min(params.longest, len(text)), params.shortest - 1, -1):
         ways = [
             each[at + n : at + n + min(params.depth, limit)]
@@ -54,7 +54,7 @@ def retrieved(texts, text, params, limit):
     st.lists(st.lists(st.integers(0, 3), max_size=5), min_size=1, max_size=12), st.integers(1, 9)
 )
 @settings(max_examples=150, deadline=None)
-def test_the_tree_is_the_most_frequent_prefixes_shorter_ones_first(ways, nodes):
+def test_the_tree_has_the_most_frequent_prefixes_shorter_ones_first(ways, nodes):
     rows = np.asarray(sorted([*way, *[END] * (5 - len(way))] for way in ways))
     tokens, parents = select_heaviest(rows, END, nodes)
     counts = prefixes(ways)
@@ -71,7 +71,9 @@ def test_the_tree_is_the_most_frequent_prefixes_shorter_ones_first(ways, nodes):
     st.integers(0, 4),
 )
 @settings(max_examples=150, deadline=None)
-def test_the_longest_suffix_that_occurs_is_gone_on_from(texts, text, shortest, more, limit):
+def test_the_continuation_is_that_of_the_longest_suffix_that_occurs(
+    texts, text, shortest, more, limit
+):
     params = RestParams(shortest=shortest, longest=shortest + more, depth=3, nodes=6)
 
     class Opened:
@@ -88,9 +90,7 @@ def test_the_longest_suffix_that_occurs_is_gone_on_from(texts, text, shortest, m
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("sampling", [Sampling(), REJECTION], ids=lambda s: s.rule)
-def test_a_datastore_of_the_target_s_own_output_is_accepted_as_a_whole(
-    open_session, plain, sampling
-):
+def test_a_datastore_of_the_targets_own_output_is_fully_accepted(open_session, plain, sampling):
     session = open_session(4, sampling)
     ids = plain(4, Sampling()).ids
     store = stored([[*session.tokens(), *ids]])
@@ -105,7 +105,7 @@ def test_a_datastore_of_the_target_s_own_output_is_accepted_as_a_whole(
     assert all(step.draft.draw_mode == "deterministic" for step in steps if step.draft.nodes)
 
 
-def test_a_folder_is_read_back_and_refused_where_the_target_is_another(family, tmp_path):
+def test_a_folder_can_be_loaded_and_is_refused_for_another_target(family, tmp_path):
     decoders = family.decoders
     write([[5, 6, 7], [6, 7]], 96, tmp_path / "store", {})
     store = Datastore.load(tmp_path / "store", decoders)

@@ -1,4 +1,4 @@
-"""Recursive speculative decoding: which trees are drawn, and what a verified node is worth."""
+"""Recursive speculative decoding: which trees are drawn, and acceptance per verified node."""
 
 import math
 from itertools import permutations, product
@@ -28,12 +28,12 @@ PROMPT = (1, 0, 1)
 
 
 def on_tables(tables, sampling=REJECTION, budget=5, **rest):
-    """A session on a pair of tables, behind its prefill."""
+    """Open a session on a pair of tables, after its prefill."""
     return Case("pair", tables, sampling, PROMPT, budget=budget).open(**rest)
 
 
 def nodes_drawn(method, tables, random):
-    """What a first step drafts: of each node the ids on its path, in the order of their numbers."""
+    """Return the path of each node of the first draft, in numbering order."""
     session = on_tables(tables, random=random)
     method.start(session)
     session.prefill()
@@ -54,7 +54,7 @@ def without_replacement(weights, n):
 
 
 def path_distribution(draft, text, length):
-    """The draft's probability of every continuation of so many tokens."""
+    """Return the draft's probability of every continuation of this length."""
     found = {(): 1.0}
     for _ in range(length):
         found = {
@@ -70,7 +70,7 @@ def path_distribution(draft, text, length):
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_stochastic_beam_is_paths_drawn_without_replacement(depth):
-    """Each level, with its order, against enumeration of all orders of all paths of its length."""
+    """Compare each level, with its order, with an enumeration of all orders of all paths."""
     tables = table_model.fix_token(table_model.make_table_pair("near", 3), PROMPT, 2)
 
     def newest(random):
@@ -101,7 +101,7 @@ def test_constant_branching_draws_the_children_of_every_node_without_replacement
 
 
 @pytest.mark.parametrize(("vocab", "top_k", "sizes"), [(3, 0, [3, 4, 4]), (5, 2, [2, 4, 4])])
-def test_a_beam_is_full_or_holds_all_paths_that_there_are(vocab, top_k, sizes):
+def test_a_beam_is_full_or_has_all_existing_paths(vocab, top_k, sizes):
     sampling = Sampling("rejection", 0.8, top_k=top_k)
     tables = table_model.make_table_pair("near", vocab)
     method = RsdS(RsdSParams(width=4, depth=3))
@@ -160,7 +160,7 @@ def tokens_a_step(make, tables):
     return sum(n * weight for (n, _), weight in found), found[0][0][1]
 
 
-def test_at_equal_verified_nodes_draws_without_replacement_commit_more_than_independent_ones():
+def test_with_equal_nodes_draws_without_replacement_commit_more_than_independent_ones():
     """RSD's comparison at a fixed budget: four nodes each, the mean over all outcomes."""
     tables = table_model.fix_token(table_model.make_table_pair("flat", 3, seed=33), PROMPT, 2)
     trees = [
@@ -177,7 +177,7 @@ def test_at_equal_verified_nodes_draws_without_replacement_commit_more_than_inde
     assert independent < stochastic
 
 
-def test_if_draft_and_target_are_equal_the_first_child_stands():
+def test_with_equal_draft_and_target_the_first_child_is_accepted():
     table = table_model.random_table(3, 5, 1.5)
     for make in (RsdC(RsdCParams(width=2, depth=2)), RsdS(RsdSParams(width=2, depth=2))):
         for step in make.generate(on_tables((table, table), budget=30)):

@@ -20,7 +20,7 @@ from specbench_cli.engine.workspace import Workspace
 PROMPT = tuple(range(5, 17))
 LAYERS = 4
 SURE = 0.04
-"""A threshold that every exit sometimes reaches; the distributions of a random model are flat."""
+"""A threshold that every exit sometimes reaches, because a random model is never very certain."""
 GREEDY = Sampling()
 
 
@@ -51,7 +51,7 @@ def drafted(steps):
     return [(f.layers, f.n_tokens) for step in steps for f in step.forwards if f.role == "draft"]
 
 
-def test_a_threshold_of_0_asks_the_first_layers_alone_and_one_above_1_drafts_as_sps(decoders):
+def test_threshold_0_uses_only_the_first_layers_and_one_above_1_drafts_as_sps(decoders):
     cheap = list(S2d(S2dParams(length=3, threshold=0)).generate(opened(decoders)))
     assert {layers for layers, _ in drafted(cheap)} == {(0, 2)}
     whole = list(S2d(S2dParams(length=3, threshold=2)).generate(opened(decoders)))
@@ -62,7 +62,7 @@ def test_a_threshold_of_0_asks_the_first_layers_alone_and_one_above_1_drafts_as_
     assert {layers for layers, _ in drafted(whole)} == {(0, 2), (2, 3), (3, 4)}
 
 
-def test_a_token_is_drawn_from_the_softmax_of_the_exit_that_was_sure(decoders, folders):
+def test_a_token_is_drawn_from_the_softmax_of_the_confident_exit(decoders, folders):
     """q is that of transformers' module cut behind the exit; at every threshold some exit's."""
     method = S2d(S2dParams(length=3, threshold=SURE))
     session, seen = opened(decoders, sampling=Sampling("rejection", 1.0)), set()
@@ -73,8 +73,8 @@ def test_a_token_is_drawn_from_the_softmax_of_the_exit_that_was_sure(decoders, f
         with torch.no_grad():
             rows = module(ids, output_hidden_states=True).hidden_states
             normed = [module.model.norm(rows[end]) for end in (2, 3)]
-            said = [module.lm_head(each)[0] for each in (*normed, rows[LAYERS])]
-            distributions = [each.softmax(-1)[len(text) - 1 : -1] for each in said]
+            exits = [module.lm_head(each)[0] for each in (*normed, rows[LAYERS])]
+            distributions = [each.softmax(-1)[len(text) - 1 : -1] for each in exits]
         for at, q in enumerate(step.draft.q if step.draft.nodes else ()):
             sure = [distribution[at].max() >= SURE for distribution in distributions[:-1]]
             due = sure.index(True) if any(sure) else 2
@@ -99,7 +99,7 @@ def test_every_layer_holds_the_rows_of_a_whole_forward_as_far_as_it_has_read(dec
 
 
 @pytest.mark.parametrize("target", ["target", "other"])
-def test_one_draft_serves_two_targets_and_each_says_what_it_says_alone(decoders, target):
+def test_one_draft_serves_two_targets_with_unchanged_outputs(decoders, target):
     alone = opened(decoders, target)
     list(Vanilla(Vanilla.Params()).generate(alone))
     for threshold in (0.0, SURE, 2.0):
@@ -108,7 +108,7 @@ def test_one_draft_serves_two_targets_and_each_says_what_it_says_alone(decoders,
         assert session.tokens() == alone.tokens()
 
 
-def test_exits_that_a_draft_does_not_have_are_passed_over(decoders):
+def test_exits_that_a_draft_lacks_are_ignored(decoders):
     method, session = S2d(S2dParams(exits=(1, 9))), opened(decoders)
     method.start(session)
     assert method.spans == [(0, 1), (1, LAYERS)]

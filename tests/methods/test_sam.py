@@ -1,4 +1,4 @@
-"""SAM-Decoding: what it drafts against a naive search, alone and beside a model."""
+"""SAM-Decoding: its drafts compared with a naive search, alone and with a draft model."""
 
 from types import SimpleNamespace
 
@@ -49,15 +49,16 @@ def naive_alone(text, length, factor):
     return text[found[matched] :][: n - 1]
 
 
-def naive_beside(text, length):
-    """The authors' samd: the longest match with enough tokens behind it, or else the shortest."""
+def naive_with_model(text, length):
+    """Follow the authors' samd: the longest match with enough tokens after it, or else the
+    shortest."""
     ends = list(naive_matches(text).values())
     enough = [end for end in ends if len(text) - end >= length]
     return text[enough[0] if enough else min(ends) :][:length]
 
 
 @pytest.mark.smoke
-def test_the_draft_is_longer_the_more_matches():
+def test_the_draft_is_longer_for_longer_matches():
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
     assert propose(text, factor=2) == [3, 4, 5, 6]
     assert propose(text, factor=0.5) == [3]
@@ -74,24 +75,24 @@ def test_the_default_length_is_the_authors_40_without_the_last_committed_token()
 
 @given(texts, st.integers(1, 9), st.integers(0, 4))
 @settings(max_examples=300, deadline=None)
-def test_the_draft_is_what_a_naive_search_finds(text, length, factor):
+def test_the_draft_is_that_of_a_naive_search(text, length, factor):
     assert propose(text, length=length, factor=factor) == naive_alone(text, length, factor)
 
 
-def test_alone_it_stays_with_the_longest_match_however_little_follows():
+def test_alone_it_uses_the_longest_match_even_if_little_follows():
     text = [1, 2, 9, 9, 8, 1, 2, 2, 1, 2, 2]
     assert propose(text) == [1, 2, 2]  # behind "1 2 2", not the seven tokens behind "2"
 
 
 @given(texts, st.integers(1, 9))
 @settings(max_examples=300, deadline=None)
-def test_beside_a_model_it_goes_to_a_shorter_match_where_too_little_follows(text, length):
+def test_with_a_model_it_uses_a_shorter_match_if_too_little_follows(text, length):
     if naive_matches(text):
         draft = propose(text, length=length, beside="draft", threshold=1)
-        assert draft == naive_beside(text, length)
+        assert draft == naive_with_model(text, length)
 
 
-def test_earlier_outputs_are_drafted_from_as_far_as_each_goes():
+def test_earlier_outputs_are_drafted_from_up_to_their_ends():
     earlier = [[1, 2, 3, 4], [5, 6]]
     assert propose([9, 1, 2], earlier=earlier) == [3, 4]  # and not on into the next output
     assert propose([9, 5], earlier=earlier) == [6]
@@ -100,14 +101,14 @@ def test_earlier_outputs_are_drafted_from_as_far_as_each_goes():
     assert propose([1, 2, 8, 1, 2], earlier=earlier, factor=0.5) == [8]  # alike: the text's own
 
 
-def test_memory_that_is_full_begins_anew():
+def test_a_full_memory_is_cleared():
     earlier = [[1, 2, 3, 4], [5, 6, 7]]
     assert propose([9, 1], earlier=earlier, memory=12, factor=1) == [2]
     assert propose([9, 1], earlier=earlier, memory=7, factor=1) == []
     assert propose([9, 5], earlier=earlier, memory=7, factor=1) == [6]
 
 
-def test_beside_a_model_the_match_decides_who_drafts(open_session, family):
+def test_with_a_model_the_match_length_decides_who_drafts(open_session, family):
     prompt = (5, 6, 7, 8, 9, 10, 11, 12, 5, 6, 7)
     drafters = {}
     for threshold in (1, 50):

@@ -1,4 +1,4 @@
-"""Sequoia: the dynamic program against every tree there is, and what it is fed."""
+"""Sequoia: its dynamic program compared with all trees, and its measurements."""
 
 import math
 from functools import cache
@@ -27,7 +27,7 @@ PROMPT = (1, 0, 1)
 
 @cache
 def every_tree(nodes, depth):
-    """All trees of so many nodes below a root: sets of paths of ranks, no rank left out."""
+    """Return all trees of n nodes below a root, as sets of rank paths."""
     if not nodes:
         return [frozenset()]
     found = []
@@ -42,7 +42,7 @@ def every_tree(nodes, depth):
 
 
 def compositions(n):
-    """The ways to write n as a sum of ordered whole numbers."""
+    """Return the ways to write n as an ordered sum of positive integers."""
     if not n:
         yield ()
     for first in range(1, n + 1):
@@ -50,11 +50,11 @@ def compositions(n):
 
 
 def worth(tree, a):
-    """Drafted tokens to expect: every node's chance that its path stands."""
+    """Return the expected number of accepted tokens: the sum of all nodes' path probabilities."""
     return sum(math.prod(a[k] if k < len(a) else 0.0 for k in node) for node in tree)
 
 
-def test_there_are_as_many_trees_as_catalan_numbers():
+def test_the_number_of_trees_is_the_catalan_number():
     assert [len(every_tree(n, n)) for n in range(8)] == [1, 1, 2, 5, 14, 42, 132, 429]
 
 
@@ -79,7 +79,7 @@ def test_the_dynamic_program_finds_the_best_of_all_trees(a, nodes, depth):
     assert value >= trees.best(nodes - 1, depth)[0]
 
 
-def test_a_sure_first_child_makes_a_chain_and_even_chances_a_bush():
+def test_a_certain_first_child_gives_a_chain_and_equal_probabilities_a_wide_tree():
     assert list(BestTrees([0.9, 0.0]).nodes(4, 8)) == [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
     assert set(BestTrees([0.25] * 4).nodes(4, 8)) == {(0,), (1,), (2,), (3,)}
 
@@ -95,21 +95,21 @@ def run(sampling, kind="near", costs=None, memory=None, budget=40, seed=0, **par
 
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled", "rejection"])
-def test_the_tree_is_the_best_for_what_the_first_steps_measured(rule):
+def test_the_tree_is_the_best_for_the_measured_acceptance(rule):
     sampling = Sampling() if rule == "greedy" else Sampling(rule, 0.8)
     steps, memory = run(sampling, profile=8, width=3, nodes=5, depth=3)
     first, later = steps[:8], steps[8:]
     assert all(build_tree(step.draft.parents).levels == 1 for step in first)
-    stood = [step.outcome.path[0] if step.outcome.path else 3 for step in first]
-    a = [stood.count(k) / 8 for k in range(3)]
+    accepted_ranks = [step.outcome.path[0] if step.outcome.path else 3 for step in first]
+    a = [accepted_ranks.count(k) / 8 for k in range(3)]
     due = tree_of_choices(BestTrees(a).nodes(5, 3))
-    assert (memory["stood"], memory["tree"]) == (stood, due)
+    assert (memory["stood"], memory["tree"]) == (accepted_ranks, due)
     assert later
     for step in later[:-1]:
         assert step.draft.parents == due.truncate(step.draft.levels, 6).parents
 
 
-def test_what_was_measured_serves_the_next_prompts():
+def test_measurements_are_reused_for_the_next_prompts():
     _, memory = run(Sampling(), profile=4)
     steps, kept = run(Sampling(), memory=memory, seed=1, profile=4)
     assert kept["tree"] == memory["tree"]
@@ -117,7 +117,7 @@ def test_what_was_measured_serves_the_next_prompts():
 
 
 @pytest.mark.parametrize(("draft", "row"), [(0.1, 0.0), (0.1, 0.2), (1.0, 0.0), (0.1, 5.0)])
-def test_under_auto_size_and_depth_give_most_tokens_in_the_time_they_take(draft, row):
+def test_auto_size_and_depth_give_the_most_tokens_per_second(draft, row):
     def costs(model, rows):
         return draft if model == "d" else 1.0 + row * (rows - 1)
 
@@ -134,22 +134,22 @@ def test_under_auto_size_and_depth_give_most_tokens_in_the_time_they_take(draft,
     assert rate(worth(chosen.nodes, a), len(chosen.nodes), chosen.depth) == pytest.approx(best)
 
 
-def test_where_nothing_stood_nothing_is_drafted():
+def test_nothing_is_drafted_if_nothing_was_accepted():
     steps, memory = run(Sampling(), kind="disjoint", profile=3, width=3)
     assert memory["tree"].nodes == ()
     assert all(step.draft.nodes == 0 and len(step.forwards) == 1 for step in steps[3:])
 
 
 class Repeated(SeededRandom):
-    """The official code's chance: a prompt's numbers, which every step begins again."""
+    """Random source of the official code: every step restarts the prompt's numbers."""
 
     def begin(self):
         self._generator.manual_seed(self.fixed)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["fresh", "repeated"])
-def test_noise_that_every_step_begins_again_ties_steps_to_each_other(again):
-    """What is committed in two steps after the same text must be independent."""
+def test_noise_that_restarts_in_every_step_makes_steps_dependent(again):
+    """Tokens committed in two steps after the same text must be independent."""
     table = torch.zeros(8, 8, 8, dtype=torch.float64)  # every text is followed alike
     same, pairs = 0, 150
     for seed in range(pairs):

@@ -1,4 +1,4 @@
-"""SPACE's masks in the target's own forward, against transformers' layers on each path alone."""
+"""SPACE's masks in the target's forward, compared with transformers' layers on each path."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def by_transformers(module, head, ids):
     return module(inputs_embeds=rows, use_cache=False).logits[0, len(ids) - 1 :]
 
 
-def test_each_group_says_what_it_says_alone_behind_its_path_and_no_token_sees_one(
-    drafting, family, head
-):
+def test_each_mask_group_predicts_what_it_predicts_alone(drafting, family, head):
     method, module = Space(Space.Params(length=3)), family.modules["target"]
     session = drafting(method, head, 7)
     due = by_transformers(module, head, list(family.prompts[7]))
@@ -58,7 +56,7 @@ def test_each_group_says_what_it_says_alone_behind_its_path_and_no_token_sees_on
     assert len(method.propose(session, 0).tokens) == 0
 
 
-def test_two_masks_behind_each_of_three_tokens_stand_and_see_as_in_the_paper():
+def test_two_masks_after_each_of_three_tokens_see_what_the_paper_shows():
     sight, places = append_branches(
         torch.ones(3, 3, dtype=torch.bool).tril(), torch.tensor([7, 8, 9]), 2
     )
@@ -74,11 +72,11 @@ def test_two_masks_behind_each_of_three_tokens_stand_and_see_as_in_the_paper():
         [1, 1, 1, 0, 0, 0, 0, 1, 0],  # of c_2
         [1, 1, 1, 0, 0, 0, 0, 1, 1],
     ]
-    assert len(sight) - 1 == 2 * (2 + 2)  # k (k + 2) tokens beside the last committed one
+    assert len(sight) - 1 == 2 * (2 + 2)  # k (k + 2) tokens besides the last committed one
 
 
 @pytest.mark.parametrize("fault", ["place", "seen"])
-def test_masks_out_of_place_are_caught_by_the_audit(monkeypatch, fault):
+def test_misplaced_masks_are_caught_by_the_audit(monkeypatch, fault):
     right = look_ahead.append_branches
 
     def wrong(mask, positions, k):
@@ -95,7 +93,7 @@ def test_masks_out_of_place_are_caught_by_the_audit(monkeypatch, fault):
     assert not twin.passed
 
 
-def test_on_tables_the_masks_say_what_a_twin_of_the_target_would():
+def test_on_tables_the_masks_predict_what_a_twin_of_the_target_would():
     case = Case("equal", make_table_pair("equal", 5), Sampling(), budget=12)
     session = case.open()
     steps = list(Space(Space.Params(length=3)).generate(session))
@@ -108,10 +106,11 @@ def test_on_tables_the_masks_say_what_a_twin_of_the_target_would():
     assert ways.shape == (2, 5)
 
 
-def test_a_published_checkpoints_mask_is_a_row_of_its_own_embedding(family, tmp_path, monkeypatch):
+def test_a_published_checkpoints_mask_is_a_row_of_its_embedding(family, tmp_path, monkeypatch):
     target = family.decoders["target"]
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": target.vocab_size}))
-    with pytest.raises(EnvironmentFault, match=rf"has 96 ids, the target 96; .* {PUBLISHED_MASK}"):
+    message = rf"has 96 token ids, and the target has 96; .* {PUBLISHED_MASK}"
+    with pytest.raises(EnvironmentFault, match=message):
         MaskToken.load(tmp_path, {"target": target})
     monkeypatch.setattr("methods.space.head.PUBLISHED_MASK", 90)
     head = MaskToken.load(tmp_path, {"target": target})
@@ -119,7 +118,8 @@ def test_a_published_checkpoints_mask_is_a_row_of_its_own_embedding(family, tmp_
     assert head.mask.equal(target.embed(torch.tensor([90]))[0])
 
 
-# ---- above temperature 0: the authors' rule beside ours -----------------------------------------
+# ---- above temperature 0: compared with the authors' rule
+# ------------------------------------------
 
 
 def test_above_temperature_zero_ours_is_the_targets_distribution_and_the_authors_rule_is_not():
@@ -132,8 +132,8 @@ def test_above_temperature_zero_ours_is_the_targets_distribution_and_the_authors
     theirs = {}
     for first, p_first in enumerate(target[before, last].tolist()):
         p = target[last, first]
-        stands = torch.minimum(p, q)
-        distribution = stands + (1 - stands.sum()) * p
+        accepted = torch.minimum(p, q)
+        distribution = accepted + (1 - accepted.sum()) * p
         theirs |= {(first, x): p_first * float(each) for x, each in enumerate(distribution)}
     assert sum(theirs.values()) == pytest.approx(1)
     assert total_variation(theirs, target_distribution(case)) > 0.02

@@ -1,4 +1,4 @@
-"""SpecDec++: how far it drafts, by which rows, and that its head bends nothing."""
+"""SpecDec++: its draft lengths, the input of its head, and that its head changes no output."""
 
 import json
 
@@ -70,13 +70,13 @@ def open_with(open_session):
     ],
 )
 @RULED
-def test_a_head_of_one_mind_drafts_a_fixed_length(open_with, sampling, chance, params, length):
+def test_a_constant_head_drafts_a_fixed_length(open_with, sampling, chance, params, length):
     step = run(open_with(5, sampling, budget=24), Says(chance), **params)[0]
     assert step.draft.levels == length
 
 
 @RULED
-def test_a_random_head_stops_here_and_there(open_with, sampling):
+def test_a_random_head_stops_at_different_lengths(open_with, sampling):
     levels = {
         step.draft.levels
         for prompt in (0, 9, 18)
@@ -86,7 +86,7 @@ def test_a_random_head_stops_here_and_there(open_with, sampling):
     assert len(levels) > 4
 
 
-def test_the_head_reads_the_drafts_normed_row_of_each_token_but_the_newest(open_with, family):
+def test_the_head_reads_the_drafts_hidden_states_except_the_newest(open_with, family):
     read = []
 
     class Listens(Says):
@@ -112,7 +112,7 @@ def test_an_eos_ends_the_draft(open_with):
     assert ended.tokens.tolist() == ids[: at + 1]
 
 
-def test_it_drafts_as_sps_does_with_the_same_head(open_with):
+def test_it_drafts_as_sps_with_the_same_head(open_with):
     for prompt in (3, 11, 20):
         own = run(open_with(prompt, COUPLED), threshold=0.8, min=1)
         method = Sps(SpsParams(length="acceptance-head", threshold=0.8))
@@ -125,7 +125,7 @@ def test_it_drafts_as_sps_does_with_the_same_head(open_with):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=lambda s: s.rule)
-def test_every_rule_leaves_plain_decodings_output(open_with, clear_prompts, plain, sampling, rule):
+def test_every_rule_keeps_plain_decodings_output(open_with, clear_prompts, plain, sampling, rule):
     method = Sps(SpsParams(length=rule))
     for prompt in clear_prompts(sampling, 3):
         session = open_with(prompt, sampling)
@@ -145,7 +145,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.name} {m.params}")
-def test_the_distribution_is_the_targets_whatever_a_rule_stops_at(method):
+def test_the_distribution_is_the_targets_for_any_stopping_rule(method):
     sampling = Sampling("rejection", 1.0, top_k=2)
     case = Case("near", make_table_pair("near"), sampling, budget=5, length=3)
     workspace, lengths = case.create_workspace(), set()

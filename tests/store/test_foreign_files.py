@@ -128,7 +128,7 @@ def test_no_file_is_made_through_a_link_that_leads_nowhere(run, tmp_path, make_r
 
 def test_pipe_in_place_of_the_records_does_not_block(run, make_record):
     os.mkfifo(run.path / "records.jsonl")
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(UsageError, match="is not a file"):
         run.append([make_record()])
 
 
