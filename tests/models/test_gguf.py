@@ -133,7 +133,7 @@ def write(
 
     Args:
         quantised: what matrices are stored as; None: float32.
-        says: the architecture that the file says it has, where that is not `kind`.
+        arch_name: the architecture written to the file; None: `kind`.
         extra: more tensors, by their GGUF names.
         tokenizer: adds the metadata of a tokenizer with so many tokens.
         put: adds a tensor.
@@ -452,7 +452,7 @@ def test_numbers_that_are_not_finite_are_damage(tmp_path):
 def test_lacking_metadata_and_tensors_are_named(tmp_path):
     model = tiny("llama")
     with pytest.raises(EnvironmentFault, match=r"lack qwen2\.block_count"):
-        resolve(str(write(tmp_path / "x.gguf", "llama", model, message="qwen2")))
+        resolve(str(write(tmp_path / "x.gguf", "llama", model, arch_name="qwen2")))
     model.config.num_hidden_layers = 3
     with pytest.raises(EnvironmentFault, match=r"lacks blk\.2\.\w+\.weight and 8 more"):
         resolve(str(write(tmp_path / "y.gguf", "llama", model)))
@@ -461,7 +461,7 @@ def test_lacking_metadata_and_tensors_are_named(tmp_path):
 def test_architectures_and_tensors_that_are_not_known_are_refused_by_name(tmp_path):
     model = tiny("llama")
     with pytest.raises(UsageError, match=r"architecture falcon are not supported.*llama, qwen2"):
-        resolve(str(write(tmp_path / "x.gguf", "llama", model, message="falcon")))
+        resolve(str(write(tmp_path / "x.gguf", "llama", model, arch_name="falcon")))
     extra = {"blk.0.attn_sinks.weight": np.zeros(4, dtype=np.float32)}
     with pytest.raises(UsageError, match=r"blk\.0\.attn_sinks\.weight"):
         resolve(str(write(tmp_path / "y.gguf", "llama", model, extra=extra)))
