@@ -175,27 +175,27 @@ def test_help_of_each_command_has_panels_examples_and_defaults_on_80_columns(
     assert [param.name for param in options if param.rich_help_panel is None] == []
     app.normalize_help(command)
     command.get_help(typer.Context(command, info_name=" ".join(words)))
-    said = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) <= 80
-    assert re.findall(r"<(bool|str|path|int|float|list)\b", said) == []
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert re.findall(r"<(bool|str|path|int|float|list)\b", printed) == []
     required = sum(param.required for param in own)
-    assert said.count("[required]") == required
-    assert "(off)" not in said and "[default: none]" not in said
-    assert "Examples:" in said.partition("╭")[0]
+    assert printed.count("[required]") == required
+    assert "(off)" not in printed and "[default: none]" not in printed
+    assert "Examples:" in printed.partition("╭")[0]
 
 
 def test_only_the_command_that_is_named_is_built():
-    asked = app._select_commands(["train", "draft", "--help"])
-    (group,) = asked.registered_groups
+    selected = app._select_commands(["train", "draft", "--help"])
+    (group,) = selected.registered_groups
     assert [each.name for each in group.typer_instance.registered_commands] == ["draft"]
-    assert not asked.registered_commands
+    assert not selected.registered_commands
 
 
 # Errors
 
 
 @pytest.mark.parametrize(
-    ("args", "says", "hint"),
+    ("args", "message", "hint"),
     [
         ("rnu", "no such command 'rnu'; did you mean 'run'?", "specbench --help"),
         ("run --limt 3", "no such option: --limt; did you mean --limit?", "specbench run --help"),
@@ -216,20 +216,20 @@ def test_only_the_command_that_is_named_is_built():
         ("list runs gone", "unknown run 'gone'", "specbench list runs"),
     ],
 )
-def test_usage_error_is_two_lines_and_exit_code_2(run, tmp_path, monkeypatch, args, says, hint):
+def test_usage_error_is_two_lines_and_exit_code_2(run, tmp_path, monkeypatch, args, message, hint):
     monkeypatch.chdir(tmp_path)
     code, out, err = run(*shlex.split(args))
     assert code == 2
     assert out == ""
     first, *rest = err.splitlines()
     assert first.startswith("error: ")
-    assert says in first
+    assert message in first
     assert [line.startswith(f"hint: {hint}") for line in rest] == [True] * bool(hint)
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(
-    ("fault", "code", "says"),
+    ("fault", "code", "message"),
     [
         (UsageError("wrong [x]", "do [y]"), 2, "error: wrong [x]\nhint: do [y]\n"),
         (EnvironmentFault("missing"), 3, "error: missing\n"),
@@ -256,8 +256,8 @@ def test_usage_error_is_two_lines_and_exit_code_2(run, tmp_path, monkeypatch, ar
         (typer.Exit(1), 1, ""),
     ],
 )
-def test_fault_ends_with_its_own_exit_code(failing, fault, code, says):
-    assert failing(fault) == (code, "", says)
+def test_fault_ends_with_its_own_exit_code(failing, fault, code, message):
+    assert failing(fault) == (code, "", message)
 
 
 def test_bug_is_exit_code_4_and_its_traceback_is_kept_in_a_file(failing):
@@ -521,18 +521,18 @@ def _fail_in_a_finaliser():
 @pytest.mark.parametrize("message", [_warn, _log, _fail_in_a_thread, _fail_in_a_finaliser])
 def test_hidden_characters_in_messages_of_python_are_escaped(messages_of_python, capsys, message):
     message()
-    said = capsys.readouterr().err
-    assert "\\x1b]0;owned\\x07\\u202e" in said
-    assert not set(HIDDEN) & set(said) & set("\x1b\x07\u202e")
+    printed = capsys.readouterr().err
+    assert "\\x1b]0;owned\\x07\\u202e" in printed
+    assert not set(HIDDEN) & set(printed) & set("\x1b\x07\u202e")
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, UsageError])
 def test_an_error_without_end_is_bounded_on_the_terminal_and_in_its_log(failing, kind):
-    code, _, said = failing(kind(HIDDEN + "x" * 1_000_000), "--traceback")
+    code, _, printed = failing(kind(HIDDEN + "x" * 1_000_000), "--traceback")
     assert code in (ExitCode.BUG, ExitCode.USAGE)
-    assert len(said) < 100_000
-    assert "\x1b]" not in said
-    for file in re.findall(r"\S+\.log", said):
+    assert len(printed) < 100_000
+    assert "\x1b]" not in printed
+    for file in re.findall(r"\S+\.log", printed):
         text = Path(file).read_text(encoding="utf-8")
         Path(file).unlink()
         assert len(text) < 100_000

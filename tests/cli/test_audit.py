@@ -87,7 +87,7 @@ def test_a_plugin_that_misstates_its_distribution_is_broken_and_mended_passes(au
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "message"),
     [
         ((), "no method to audit"),
         (("--all", "sps"), "--all audits every method"),
@@ -96,10 +96,10 @@ def test_a_plugin_that_misstates_its_distribution_is_broken_and_mended_passes(au
         (("--plugin", "missing.py"), "the plug-in file missing.py"),
     ],
 )
-def test_what_cannot_be_audited_is_said(audited, args, says):
+def test_what_cannot_be_audited_is_said(audited, args, message):
     code, out, err = audited(*args)
     assert (code, out) == (2, "")
-    assert says in err
+    assert message in err
 
 
 def test_help_has_examples(audited):
@@ -120,7 +120,7 @@ def test_an_audit_goes_on_where_it_was_interrupted(audited, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         ('needs = "draft"', "`needs` of Bad is 'draft', of type str"),
         ("Params = dict", "`Params` of Bad is <class 'dict'>, of type type"),
@@ -130,13 +130,13 @@ def test_an_audit_goes_on_where_it_was_interrupted(audited, monkeypatch):
         ('needs = "d" * 5000', "of type str"),
     ],
 )
-def test_a_class_attribute_of_the_wrong_type_is_named(audited, tmp_path, line, says):
+def test_a_class_attribute_of_the_wrong_type_is_named(audited, tmp_path, line, message):
     file = tmp_path / "bad.py"
     text = "from specbench_cli.api import Method\n\n\nclass Bad(Method):\n"
     file.write_text(f'{text}    """Bad."""\n\n    {line}\n')
     code, out, err = audited("--plugin", file)
     assert (code, out) == (2, "")
-    assert says in err
+    assert message in err
     assert "must be" in err
     assert len(err) < 1_000
 

@@ -75,7 +75,7 @@ def contents(folder="."):
     return {path: path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
 
 
-def told(err):
+def read_error(err):
     """The error's sentence and hint; there is nothing else but notes before it."""
     lines = err.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("error: "))
@@ -324,13 +324,15 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("command", "code", "says", "hint"), REFUSED, ids=[r[0] for r in REFUSED])
-def test_mistake_is_one_paragraph_and_changes_nothing(run, command, code, says, hint):
+@pytest.mark.parametrize(
+    ("command", "code", "expected", "hint"), REFUSED, ids=[r[0] for r in REFUSED]
+)
+def test_mistake_is_one_paragraph_and_changes_nothing(run, command, code, expected, hint):
     before = contents()
     got, out, err = run(command)
     assert (got, out) == (code, "")
-    message, next_step = told(err)
-    assert says in message
+    message, next_step = read_error(err)
+    assert expected in message
     assert hint in next_step
     assert contents() == before
 
@@ -342,7 +344,7 @@ def test_mistake_is_one_paragraph_and_changes_nothing(run, command, code, says, 
 @pytest.mark.parametrize("more", ["", "--repeats 2"])
 def test_device_that_is_not_there_leaves_no_folder(run, more):
     code, _, err = run(f"run {SMALL} {more}".replace("--device cpu", "--device cuda"))
-    message, hint = told(err)
+    message, hint = read_error(err)
     assert code == 3
     assert message.startswith("there is no device cuda: torch ")
     assert message.endswith("sees 0 CUDA devices")
@@ -352,7 +354,7 @@ def test_device_that_is_not_there_leaves_no_folder(run, more):
 
 def test_graphs_without_a_gpu_leave_no_folder(run):
     code, _, err = run(f"run {SMALL} --graphs on")
-    message, hint = told(err)
+    message, hint = read_error(err)
     assert code == 3
     assert message == "--graphs on: CUDA graphs need a CUDA device, and this run is on cpu"
     assert hint == "choose --device cuda, or leave --graphs out"
@@ -362,7 +364,7 @@ def test_graphs_without_a_gpu_leave_no_folder(run):
 def test_prompt_longer_than_the_context_is_found_before_anything_is_measured(run):
     before = contents()
     code, _, err = run(f"run -t own.jsonl -t long.jsonl {SMALL}".replace("--limit 2", ""))
-    message, hint = told(err)
+    message, hint = read_error(err)
     assert code == 2
     assert message.startswith("prompt long/0 has 10004 tokens; with 4 new ones that is more than")
     assert "4096 positions" in message
@@ -376,7 +378,7 @@ def test_prompt_of_megabytes_is_refused_after_a_prefix(run, monkeypatch):
     )
     Path("huge.jsonl").write_text(json.dumps({"prompt": "word " * 2_000_000}) + "\n")
     code, _, err = run(f"run -t huge.jsonl {SMALL}".replace("--limit 2", ""))
-    message, hint = told(err)
+    message, hint = read_error(err)
     assert code == 2
     assert message.startswith("prompt huge/0 has more than ")
     assert message.endswith(" tokens; that is more than the 4096 positions of embedded-7m")
@@ -388,14 +390,14 @@ def test_pass_in_a_process_of_its_own_that_cannot_be_run_ends_the_run(run, monke
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     code, _, err = run(f"run -t long.jsonl {SMALL} --repeats 2")
     assert code == 2
-    assert told(err) == ("pass 1 was not finished: its process ended with exit code 2", "")
+    assert read_error(err) == ("pass 1 was not finished: its process ended with exit code 2", "")
     assert not Path("here").exists()
 
 
 def test_output_longer_than_the_context_is_refused(run):
     code, _, err = run(f"run -t own.jsonl {SMALL}".replace("tokens 4", "tokens 5000"))
     assert code == 2
-    assert "with 5000 new ones that is more than the 4096 positions" in told(err)[0]
+    assert "with 5000 new ones that is more than the 4096 positions" in read_error(err)[0]
     assert not Path("here").exists()
 
 
@@ -409,7 +411,7 @@ def test_a_text_that_may_outgrow_a_rotary_scaling_is_refused_before_the_run(run,
     Path("long/config.json").write_text(json.dumps(config))
     code, _, err = run(f"run -t own.jsonl {SMALL} --target ./long".replace("tokens 4", "tokens 39"))
     assert code == 2
-    assert told(err)[0].endswith(
+    assert read_error(err)[0].endswith(
         "more than the 40 positions of long (long: its rotary scaling (longrope) changes beyond"
         " them) (and 1 more failed: own/1)"
     )
@@ -438,7 +440,7 @@ def pair(tiny_checkpoint):
 def test_vocabularies_that_differ_are_refused(run, pair):
     pair("other", moved=8)
     code, _, err = run(f"run -m sps --draft ./other {SMALL}")
-    message, hint = told(err)
+    message, hint = read_error(err)
     assert code == 2
     assert message == (
         "other cannot draft for embedded-7m with sps: their vocabularies differ (8 of 4096 tokens"
@@ -453,7 +455,7 @@ def test_draft_that_has_no_row_for_some_ids_is_refused(run, pair):
     pair("short", vocab=4000)
     code, _, err = run(f"run -m sps --draft ./short {SMALL}")
     assert code == 2
-    assert "(96 of 4096 tokens have another id or none)" in told(err)[0]
+    assert "(96 of 4096 tokens have another id or none)" in read_error(err)[0]
 
 
 def test_prompt_with_a_token_that_the_target_has_no_embedding_of_is_refused(run, pair):
@@ -465,7 +467,7 @@ def test_prompt_with_a_token_that_the_target_has_no_embedding_of_is_refused(run,
     Path("marked.jsonl").write_text('{"id": "m", "prompt": "What is <mark>?"}\n')
     code, _, err = run(f"run --target ./short -t marked.jsonl {SMALL}")
     assert code == 2
-    message, hint = told(err)
+    message, hint = read_error(err)
     assert message == (
         "prompt marked/m has the token 4096, and short has 4096 tokens, 0 to 4095: its tokenizer"
         " does not fit its weights"
@@ -493,7 +495,7 @@ def test_template_that_refuses_the_conversation_is_told(run, pair):
     config.write_text(json.dumps(values))
     code, _, err = run(f"run --target ./strict {SMALL}")
     assert code == 2
-    assert told(err) == (
+    assert read_error(err) == (
         "prompt mini/qa-079: the chat template of strict rejects the conversation: a system message"
         " comes first (and 1 more failed: mini/rag-018)",
         "use --raw, which applies no chat template",
@@ -507,7 +509,7 @@ def test_files_that_are_cut_off_are_told(run, pair, file):
     path = Path("cut", file)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     code, _, err = run(f"run --target ./cut {SMALL}")
-    message, hint = told(err)
+    message, hint = read_error(err)
     assert code == 3
     assert "cut" in message
     assert hint
@@ -520,7 +522,7 @@ def test_weights_that_do_not_fit_in_memory_are_refused_before_they_are_read(run,
 
     monkeypatch.setattr(bench.psutil, "virtual_memory", Memory)
     code, _, err = run(f"run {SMALL}")
-    message, hint = told(err)
+    message, hint = read_error(err)
     assert code == 3
     assert message.startswith("embedded-7m: 0.0")
     assert "bytes) of weights in float32" in message
@@ -559,7 +561,7 @@ def begun(run, interrupted):
 
 
 @pytest.mark.parametrize(
-    ("damage", "says"),
+    ("damage", "expected"),
     [
         (
             lambda lines: [lines[0][: len(lines[0]) // 2], *lines[1:]],
@@ -571,15 +573,15 @@ def begun(run, interrupted):
     ],
     ids=["cut", "foreign", "twice", "binary"],
 )
-def test_damaged_record_is_named_and_nothing_is_lost(run, begun, damage, says):
+def test_damaged_record_is_named_and_nothing_is_lost(run, begun, damage, expected):
     file = begun / "records.jsonl"
     lines = file.read_bytes().splitlines()
     file.write_bytes(b"\n".join(damage(lines)) + b"\n")
     before = contents(begun)
     code, _, err = run("run --resume here")
-    message, hint = told(err)
+    message, hint = read_error(err)
     assert code == 2
-    assert says in message
+    assert expected in message
     assert "here/records.jsonl" in message
     assert hint.startswith("delete that line: sed -i ")
     assert contents(begun) == before
@@ -600,7 +602,7 @@ def test_folder_of_a_run_is_not_begun_anew(run, begun):
     before = contents(begun)
     code, _, err = run(f"run -t own.jsonl {SMALL}")
     assert code == 2
-    assert told(err) == (
+    assert read_error(err) == (
         "here already contains a run",
         "specbench run --resume here, or choose another --out",
     )
@@ -616,7 +618,7 @@ def test_disk_that_is_full_keeps_what_was_written(run, begun, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(jsonl, "append", full)
         code, _, err = run("run --resume here")
-    message, hint = told(err)
+    message, hint = read_error(err)
     assert code == 3
     assert re.search(r"here/(prompts|records)\.jsonl: No space left on device$", message)
     assert "specbench run --resume" in hint
@@ -628,7 +630,7 @@ def test_noisy_machine_is_exit_3_says_why_and_keeps_the_answers(run, monkeypatch
     monkeypatch.setattr(NoiseMeter, "is_full", lambda self: True)
     monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.5)
     code, _, err = run(f"run -t own.jsonl {SMALL}")
-    message, hint = told(err)
+    message, hint = read_error(err)
     assert code == 3
     assert message.startswith(
         "the machine was not quiet: for too many outputs, other processes used more than 5%"
@@ -645,7 +647,7 @@ def test_package_that_is_not_installed_is_no_bug(run, monkeypatch):
     monkeypatch.setattr(app, "get_command", missing)
     code, _, err = run("run")
     assert code == 3
-    assert told(err) == (
+    assert read_error(err) == (
         "the Python package 'torch' is not installed",
         "pip install specbench-cli",
     )

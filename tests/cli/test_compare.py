@@ -257,9 +257,9 @@ def test_a_saved_baseline_stands_for_its_run_by_name_and_by_file(call):
     assert (code, out) == (0, "results/baselines/main/m1.json\n")
     assert "specbench compare main" in err
     make("new", fewer)
-    for given in ("main", out.strip()):
-        assert call(given, "base")[0] == 0
-        assert call(given, "new")[0] == 1
+    for baseline in ("main", out.strip()):
+        assert call(baseline, "base")[0] == 0
+        assert call(baseline, "new")[0] == 1
     assert call("--save", "main", "new")[0] == 0
     assert call("main", "new")[0] == 0, "a wanted change is accepted by saving it"
 
@@ -284,7 +284,7 @@ def test_trends_are_told_over_runs_and_drawn(call):
 
 
 @pytest.mark.parametrize(
-    ("args", "says", "hint"),
+    ("args", "message", "hint"),
     [
         ([], "give two runs, BASE and NEW; got 0", "specbench compare BASE NEW"),
         (["base"], "got 1: base", "specbench compare BASE NEW"),
@@ -326,10 +326,10 @@ def test_trends_are_told_over_runs_and_drawn(call):
         (["--over-time", "base", "nothing"], "nothing is not a run", "--save NAME RUN"),
     ],
 )
-def test_what_cannot_be_meant_is_exit_2_with_the_next_command(call, args, says, hint):
+def test_what_cannot_be_meant_is_exit_2_with_the_next_command(call, args, message, hint):
     code, out, err = call(*args)
     assert (code, out) == (2, "")
-    assert says in err
+    assert message in err
     assert hint in err.partition("hint: ")[2]
     assert "Traceback" not in err
 

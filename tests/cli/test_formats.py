@@ -21,15 +21,15 @@ def test_other_spellings_name_the_format_that_the_command_lists(to, known, found
 
 
 @pytest.mark.parametrize(
-    ("to", "says"),
+    ("to", "message"),
     [
         ("junti", "--to 'junti' is not one of markdown, junit, json; did you mean 'junit'?"),
         ("latex", "--to 'latex' is not one of markdown, junit, json"),
         (" , ", "--to names no format; choose from markdown, junit, json"),
     ],
 )
-def test_an_unknown_format_is_named(to, says):
+def test_an_unknown_format_is_named(to, message):
     with pytest.raises(UsageError) as refused:
         parse_formats(to, FILES, "specbench compare BASE NEW --to markdown")
-    assert refused.value.message == says
+    assert refused.value.message == message
     assert refused.value.hint == "specbench compare BASE NEW --to markdown"

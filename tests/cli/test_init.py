@@ -57,9 +57,9 @@ def test_the_schema_has_the_configurations_keys_and_says_what_they_mean(check):
 
 def test_the_schema_takes_what_a_run_takes(check):
     for profile in FOLDER.glob("*.yaml"):
-        said = yaml.safe_load(profile.read_text(encoding="utf-8"))
-        said.pop("without", None)  # of profiles alone
-        check(said)
+        settings = yaml.safe_load(profile.read_text(encoding="utf-8"))
+        settings.pop("without", None)  # of profiles alone
+        check(settings)
     check({"methods": ["sps", {"name": "sps", "label": "s7", "params": {"length": 7}}]})
     check({"sweep": {"sps": {"length": "1:6:1"}}, "devices": {"target": "cpu:0"}, "limit": None})
 

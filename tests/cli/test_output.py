@@ -46,9 +46,9 @@ def test_data_goes_to_stdout_and_talk_to_stderr(capsys):
     output.data("a result")
     output.note("some talk")
     output.error("wrong", "do this")
-    said = capsys.readouterr()
-    assert said.out == "a result\n"
-    assert said.err == "some talk\nerror: wrong\nhint: do this\n"
+    printed = capsys.readouterr()
+    assert printed.out == "a result\n"
+    assert printed.err == "some talk\nerror: wrong\nhint: do this\n"
 
 
 def test_table_for_a_pipe_is_tab_separated(capsys):
@@ -93,17 +93,17 @@ def test_a_narrow_terminal_gets_the_columns_below_each_other_and_no_word_is_cut(
 def test_long_lines_are_not_wrapped(capsys):
     output.data("x" * 500)
     output.note("y" * 500)
-    said = capsys.readouterr()
-    assert said.out == "x" * 500 + "\n"
-    assert said.err == "y" * 500 + "\n"
+    printed = capsys.readouterr()
+    assert printed.out == "x" * 500 + "\n"
+    assert printed.err == "y" * 500 + "\n"
 
 
 @pytest.mark.parametrize("say", [output.data, output.note, output.error])
 def test_control_characters_of_the_users_are_shown_not_sent(capsys, say):
     say("task \x1b[31m\x07.jsonl [bold]:smile:")
-    said = "".join(capsys.readouterr())
-    assert r"task \x1b[31m\x07.jsonl [bold]:smile:" in said
-    assert "\x1b" not in said
+    printed = "".join(capsys.readouterr())
+    assert r"task \x1b[31m\x07.jsonl [bold]:smile:" in printed
+    assert "\x1b" not in printed
 
 
 def test_force_color_draws_for_a_pipe(capsys, monkeypatch):

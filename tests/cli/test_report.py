@@ -172,7 +172,7 @@ def test_runs_that_differ_are_exit_2_unless_forced(report, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "message"),
     [
         (["last", "--method", "sps"], "--method needs --prompt"),
         (["last", "--to", "md", "--format", "tsv"], "--to writes files and --format prints tables"),
@@ -181,13 +181,13 @@ def test_runs_that_differ_are_exit_2_unless_forced(report, tmp_path):
         (["a", "b", "--prompt", "mini/1"], "shows one run"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(call_here, capsys, args, says):
+def test_options_that_do_not_go_together_are_refused(call_here, capsys, args, message):
     code, _, err = call_here(capsys, "report", *args)
     assert code == 2
-    assert says in err
+    assert message in err
 
 
 def test_the_examples_prompt_exists():
-    asked = next(words for words in map(shlex.split, EXAMPLES) if "--prompt" in words)
+    example = next(words for words in map(shlex.split, EXAMPLES) if "--prompt" in words)
     ids = {question.prompt_id for question in load_task("mini").questions}
-    assert asked[asked.index("--prompt") + 1] in ids
+    assert example[example.index("--prompt") + 1] in ids

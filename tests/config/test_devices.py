@@ -10,7 +10,7 @@ from specbench_cli.config.run import RunConfig
 
 
 @pytest.mark.parametrize(
-    ("given", "target", "draft"),
+    ("value", "target", "draft"),
     [
         ("target=cpu:0,draft=cpu:1", "cpu:0", "cpu:1"),
         ("draft=cpu:4-7, target=cpu:0-3", "cpu:0-3", "cpu:4-7"),
@@ -21,13 +21,13 @@ from specbench_cli.config.run import RunConfig
         ({"target": "cpu:0", "draft": "cpu:1"}, "cpu:0", "cpu:1"),
     ],
 )
-def test_places_are_read_from_text_and_mappings(given, target, draft):
-    assert parse_devices(given) == {"target": target, "draft": draft}
-    assert parse_devices(parse_devices(given)) == parse_devices(given)
+def test_places_are_read_from_text_and_mappings(value, target, draft):
+    assert parse_devices(value) == {"target": target, "draft": draft}
+    assert parse_devices(parse_devices(value)) == parse_devices(value)
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("value", "message"),
     [
         ("cpu:0", "must be target=cpu:0-3"),
         (3, "must be target=cpu:0-3"),
@@ -43,9 +43,9 @@ def test_places_are_read_from_text_and_mappings(given, target, draft):
         ("target=cpu:0-3,draft=cpu:3-5", "gives core 3 to both target and draft"),
     ],
 )
-def test_places_that_make_no_sense_are_refused_with_the_reason(given, why):
-    with pytest.raises(ValueError, match=why):
-        parse_devices(given)
+def test_places_that_make_no_sense_are_refused_with_the_reason(value, message):
+    with pytest.raises(ValueError, match=message):
+        parse_devices(value)
 
 
 def test_cores_are_written_as_they_are_typed():
@@ -68,5 +68,5 @@ def test_the_target_is_where_the_devices_say_and_is_not_given_two_places():
 
 
 def test_devices_read_back_from_the_order_of_a_run():
-    asked = config(devices="target=cpu:0,2,draft=cpu:1,3")
-    assert RunConfig.model_validate_json(asked.model_dump_json()) == asked
+    settings = config(devices="target=cpu:0,2,draft=cpu:1,3")
+    assert RunConfig.model_validate_json(settings.model_dump_json()) == settings

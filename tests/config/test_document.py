@@ -45,7 +45,7 @@ LAUGHS = "a: &l0 [x, x]\n" + "".join(
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("limit: 1\nseed: 2\nlimit: 3\n", "some.yaml:3: 'limit' is already on line 1"),
         ("set:\n  sps: {a: 1}\n  sps: {a: 2}\n", "some.yaml:3: 'set.sps' is already on line 2"),
@@ -62,10 +62,10 @@ LAUGHS = "a: &l0 [x, x]\n" + "".join(
         ("a: 1\n---\nb: 2\n", "some.yaml:2: but found another document"),
     ],
 )
-def test_error_names_file_and_line(document, text, says):
+def test_error_names_file_and_line(document, text, message):
     with pytest.raises(UsageError) as caught:
         document(text)
-    assert says in caught.value.message
+    assert message in caught.value.message
 
 
 @pytest.mark.parametrize(

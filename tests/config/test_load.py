@@ -53,17 +53,17 @@ def names(config):
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         (".nan", "must be a text, a finite number, true, false or null, got nan"),
         ("2001-01-01", "got datetime.date(2001, 1, 1)"),
         ("{1: 3}", "1 is not a name"),
     ],
 )
-def test_value_that_no_resumed_run_could_read_is_refused(compose, value, says):
+def test_value_that_no_resumed_run_could_read_is_refused(compose, value, message):
     with pytest.raises(UsageError) as refused:
         compose(own=f"methods:\n- name: sps\n  params: {{length: {value}}}\n")
-    assert says in refused.value.message
+    assert message in refused.value.message
 
 
 def test_half_a_character_is_refused_and_a_name_longer_than_any_files_is_no_file(compose):
@@ -255,7 +255,7 @@ def test_a_parameter_of_a_profile_is_overridden_like_any_other(compose, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("flags", "message"),
     [
         ({"limit": -5}, "--limit must be at least 1, got -5"),
         ({"temperature": float("nan")}, "--temperature must be a finite number, got nan"),
@@ -305,10 +305,10 @@ def test_a_parameter_of_a_profile_is_overridden_like_any_other(compose, monkeypa
         ),
     ],
 )
-def test_error_names_the_place_the_value_and_what_is_allowed(compose, given, says):
+def test_error_names_the_place_the_value_and_what_is_allowed(compose, flags, message):
     with pytest.raises(UsageError) as caught:
-        compose(**given)
-    assert says in caught.value.message
+        compose(**flags)
+    assert message in caught.value.message
 
 
 def test_all_errors_are_told_at_once(compose):

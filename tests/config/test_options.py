@@ -55,9 +55,9 @@ def called(*args: str) -> Any:
     found: list[Any] = []
 
     @command(f"{__name__}:Model")
-    def work(given: dict[str, Any]) -> None:
+    def work(values: dict[str, Any]) -> None:
         """Work."""
-        found.append(given)
+        found.append(values)
 
     app = typer.Typer()
     app.command()(build(work))
@@ -66,9 +66,9 @@ def called(*args: str) -> Any:
 
 
 @parsed_command(f"{__name__}:Parsed")
-def parse(asked: Parsed) -> None:
+def parse(text: Parsed) -> None:
     """Parse."""
-    found.append(asked)
+    found.append(text)
 
 
 found: list[Parsed] = []
@@ -85,13 +85,13 @@ def parsed(*args: str, **env: str) -> Any:
 
 def test_a_parsed_command_takes_the_model_with_its_defaults():
     assert parsed("x") == Parsed(file=Path("x"))
-    given = parsed(
+    values = parsed(
         "x", "-l", "7", "--layers", "1", "--layers", "2", "--kind", "b", "--drop", TEST_DATA="d"
     )
-    assert given == Parsed(
+    assert values == Parsed(
         file=Path("x"), length=7, layers=[1, 2], kind="b", keep=False, data=Path("d")
     )
-    assert given.changed_flags("length", "layers", "rate", "keep") == ["--length", "--layers"]
+    assert values.changed_flags("length", "layers", "rate", "keep") == ["--length", "--layers"]
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_the_settings_of_a_command_are_known_without_calling_it():
 
 def test_a_command_is_given_what_was_typed_as_it_was_typed():
     assert called() == {}
-    given = called("-l", "007", "--names", "u", "--names", "v", "--quick", "--rule", "y")
-    assert given == {"length": "007", "names": ["u", "v"], "fast": True, "rule": "y"}
+    values = called("-l", "007", "--names", "u", "--names", "v", "--quick", "--rule", "y")
+    assert values == {"length": "007", "names": ["u", "v"], "fast": True, "rule": "y"}
 
 
 @pytest.mark.parametrize("args", [("--kind", "c"), ("--rule", "z"), ("--internal", "4")])
@@ -142,7 +142,7 @@ def test_the_model_is_not_imported_before_the_command_is_built(monkeypatch):
     monkeypatch.setitem(sys.modules, "not_there", None)
 
     @command("not_there:Model")
-    def work(given: dict[str, Any]) -> None:
+    def work(values: dict[str, Any]) -> None:
         """Work."""
 
     with pytest.raises(ImportError):

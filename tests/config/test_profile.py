@@ -13,8 +13,8 @@ from specbench_cli.plan.plan import make_plan
 
 
 def config_of(name, tmp_path, **flags):
-    given = {"profile": name, **flags}
-    return load(from_command_line(given), None, methods=registry, env={}, folder=tmp_path)[0]
+    flags = {"profile": name, **flags}
+    return load(from_command_line(flags), None, methods=registry, env={}, folder=tmp_path)[0]
 
 
 def test_every_profile_has_a_file_and_every_file_is_a_profile():
@@ -23,8 +23,8 @@ def test_every_profile_has_a_file_and_every_file_is_a_profile():
 
 def test_what_a_profile_leaves_out_is_a_lossless_method():
     for name in PROFILES:
-        said = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
-        assert set(said.get("without", [])) <= set(registry.lossless_methods())
+        settings = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+        assert set(settings.get("without", [])) <= set(registry.lossless_methods())
 
 
 OF_ANOTHER_TARGET = {"space"}
@@ -84,9 +84,9 @@ def test_laptop_needs_no_draft_and_no_head_that_is_not_shipped(tmp_path):
     built = [registry.build(row.name, row.params) for row in config.methods]
     assert not any("draft" in method.requirements for method in built)
     heads = aliases()["smollm2-135m"].heads
-    asked = {wanted.kind.kind for method in built for wanted in method.artifacts()}
-    assert asked == {"eagle3"}
-    assert all((HERE / heads[kind] / "model.safetensors").is_file() for kind in asked)
+    required = {wanted.kind.kind for method in built for wanted in method.artifacts()}
+    assert required == {"eagle3"}
+    assert all((HERE / heads[kind] / "model.safetensors").is_file() for kind in required)
 
 
 def test_the_help_names_the_head_that_laptop_runs(tmp_path):

@@ -27,8 +27,8 @@ def compose(tmp_path):
     def call(*sweeps, own=None, sets=(), **flags):
         if own is not None:
             (tmp_path / "specbench.yaml").write_text(own)
-        asked = from_command_line(flags, sets, sweeps)
-        return load(asked, None, methods=Registry(), env={}, folder=tmp_path)
+        command_line = from_command_line(flags, sets, sweeps)
+        return load(command_line, None, methods=Registry(), env={}, folder=tmp_path)
 
     return call
 
@@ -62,7 +62,7 @@ def test_ranges_and_lists_hold_both_ends_and_every_kind_of_value(text, found):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("1:6:0", "has step 0 in 1:6:0"),
         ("6:1:1", "has a step in the wrong direction; use 1:6:1 or 6:1:-1"),
@@ -80,8 +80,8 @@ def test_ranges_and_lists_hold_both_ends_and_every_kind_of_value(text, found):
         ("0:1e999999999:1", "must be a range a:b:step"),
     ],
 )
-def test_what_is_no_sweep_is_told_with_what_is_allowed(text, says):
-    with pytest.raises(ValueError, match=re.escape(says)):
+def test_what_is_no_sweep_is_told_with_what_is_allowed(text, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         parse_values(text)
 
 
@@ -151,7 +151,7 @@ def test_tuned_run_keeps_its_rows_and_takes_the_sweep_for_candidates(compose):
 
 
 @pytest.mark.parametrize(
-    ("sweeps", "given", "says"),
+    ("sweeps", "flags", "message"),
     [
         (["length=3"], {}, "--sweep must be METHOD.PARAM=VALUES, got 'length=3'"),
         (["sps.length="], {}, "--sweep must be METHOD.PARAM=VALUES"),
@@ -193,7 +193,7 @@ def test_tuned_run_keeps_its_rows_and_takes_the_sweep_for_candidates(compose):
         ([], {"tune_by": "forwards"}, "tune_by 'forwards' needs --tune"),
     ],
 )
-def test_error_names_the_place_the_value_and_what_is_allowed(compose, sweeps, given, says):
+def test_error_names_the_place_the_value_and_what_is_allowed(compose, sweeps, flags, message):
     with pytest.raises(UsageError) as caught:
-        compose(*sweeps, **given)
-    assert says in caught.value.message
+        compose(*sweeps, **flags)
+    assert message in caught.value.message

@@ -78,7 +78,7 @@ def test_a_target_that_is_missing_is_said_to_be_named_by_the_drafts_record(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("tensors", "says"),
+    ("tensors", "message"),
     [
         ({"base_model.model.lm_head.weight": np.ones((4, 4))}, "lm_head.weight, which is not"),
         (
@@ -91,14 +91,14 @@ def test_a_target_that_is_missing_is_said_to_be_named_by_the_drafts_record(tmp_p
     ],
 )
 def test_tensors_that_would_not_be_added_are_named(
-    tuned: Callable[..., Path], tensors: dict[str, Any], says: str
+    tuned: Callable[..., Path], tensors: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         resolve(str(tuned(tensors)))
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
         ({"trainable_token_indices": [3]}, "trainable_token_indices"),
@@ -109,9 +109,9 @@ def test_tensors_that_would_not_be_added_are_named(
     ],
 )
 def test_settings_that_are_not_computed_are_named(
-    tuned: Callable[..., Path], settings: dict[str, Any], says: str
+    tuned: Callable[..., Path], settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         resolve(str(tuned(**settings)))
 
 

@@ -124,7 +124,7 @@ def write(
     model: Any,
     *,
     quantised: gguf.GGMLQuantizationType | None = None,
-    says: str | None = None,
+    arch_name: str | None = None,
     extra: dict[str, np.ndarray] | None = None,
     tokenizer: Callable[[Any, int], None] = plain_bytes,
     put: Callable[..., None] = put,
@@ -133,13 +133,13 @@ def write(
 
     Args:
         quantised: what matrices are stored as; None: float32.
-        says: the architecture that the file says it has, where that is not `kind`.
+        arch_name: the architecture written to the file; None: `kind`.
         extra: more tensors, by their GGUF names.
         tokenizer: adds the metadata of a tokenizer with so many tokens.
         put: adds a tensor.
     """
     config = model.config
-    writer = gguf.GGUFWriter(path, says or kind)
+    writer = gguf.GGUFWriter(path, arch_name or kind)
     for key, own in CONFIG_KEYS.items():
         writer.add_uint32(f"{kind}.{key}", getattr(config, own))
     writer.add_head_count(config.num_attention_heads)
@@ -412,24 +412,24 @@ def test_array_that_claims_to_be_endless_is_damage_and_no_endless_loop(whole):
 
 
 def test_tokens_and_merges_that_make_no_tokenizer_are_damage():
-    said = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a"], "merges": ["b c"]}
-    facts = {f"tokenizer.ggml.{key}": value for key, value in said.items()}
+    tokenizer = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a"], "merges": ["b c"]}
+    facts = {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()}
     with pytest.raises(EnvironmentFault, match=r"x\.gguf is damaged: its metadata make no tokeni"):
         tokenizer_files("x.gguf", facts)
 
 
 @pytest.mark.parametrize(
-    ("size", "says"),
+    ("size", "message"),
     [
         (24, r"attn_q\.weight has 64 rows, and a head 24"),
         (0, "is damaged and cannot be converted"),
     ],
 )
-def test_rows_of_queries_that_are_no_whole_heads_are_damage(whole, size, says):
+def test_rows_of_queries_that_are_no_whole_heads_are_damage(whole, size, message):
     data, key = whole.read_bytes(), b"llama.rope.dimension_count"
     at = data.index(key) + len(key) + 4
     whole.write_bytes(data[:at] + struct.pack("<I", size) + data[at + 4 :])
-    with pytest.raises(EnvironmentFault, match=says):
+    with pytest.raises(EnvironmentFault, match=message):
         resolve(str(whole))
 
 
@@ -452,7 +452,7 @@ def test_numbers_that_are_not_finite_are_damage(tmp_path):
 def test_lacking_metadata_and_tensors_are_named(tmp_path):
     model = tiny("llama")
     with pytest.raises(EnvironmentFault, match=r"lack qwen2\.block_count"):
-        resolve(str(write(tmp_path / "x.gguf", "llama", model, says="qwen2")))
+        resolve(str(write(tmp_path / "x.gguf", "llama", model, arch_name="qwen2")))
     model.config.num_hidden_layers = 3
     with pytest.raises(EnvironmentFault, match=r"lacks blk\.2\.\w+\.weight and 8 more"):
         resolve(str(write(tmp_path / "y.gguf", "llama", model)))
@@ -461,7 +461,7 @@ def test_lacking_metadata_and_tensors_are_named(tmp_path):
 def test_architectures_and_tensors_that_are_not_known_are_refused_by_name(tmp_path):
     model = tiny("llama")
     with pytest.raises(UsageError, match=r"architecture falcon are not supported.*llama, qwen2"):
-        resolve(str(write(tmp_path / "x.gguf", "llama", model, says="falcon")))
+        resolve(str(write(tmp_path / "x.gguf", "llama", model, arch_name="falcon")))
     extra = {"blk.0.attn_sinks.weight": np.zeros(4, dtype=np.float32)}
     with pytest.raises(UsageError, match=r"blk\.0\.attn_sinks\.weight"):
         resolve(str(write(tmp_path / "y.gguf", "llama", model, extra=extra)))

@@ -70,9 +70,9 @@ def test_half_precision_is_drawn_too():
 def test_a_checkpoint_that_lacks_its_weights_is_no_shape(tmp_path):
     folder = create_shape_folder("tiny-1m")
     assert isinstance(open_weights(folder), RandomWeights)
-    said = json.loads((folder / "config.json").read_text())
-    del said["specbench"]
-    (tmp_path / "config.json").write_text(json.dumps(said))
+    config = json.loads((folder / "config.json").read_text())
+    del config["specbench"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(EnvironmentFault, match=r"lacks model\.safetensors"):
         open_weights(tmp_path)
 

@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_told_in_bytes():
 
 
 @pytest.mark.parametrize(
-    ("hardware", "models", "dtype", "says"),
+    ("hardware", "models", "dtype", "message"),
     [
         ("h1000", "llama-2-7b", "bfloat16", "unknown hardware 'h1000'"),
         ("h100x0", "llama-2-7b", "bfloat16", "unknown hardware 'h100x0'"),
@@ -174,10 +174,10 @@ def test_what_does_not_fit_is_told_in_bytes():
         ("rtx-4090x2", "llama-2-7b", "bfloat16", "the bandwidth between devices of this kind"),
     ],
 )
-def test_what_is_not_known_is_told_with_what_is(hardware, models, dtype, says):
+def test_what_is_not_known_is_told_with_what_is(hardware, models, dtype, message):
     with pytest.raises(UsageError) as fault:
         Roofline.from_options(hardware, models, dtype=dtype)
-    assert says in fault.value.message
+    assert message in fault.value.message
     assert fault.value.hint
 
 
@@ -201,10 +201,10 @@ PUBLISHED = {
 
 def test_shapes_have_as_many_parameters_as_their_models():
     for name, alias in PUBLISHED.items():
-        said = aliases()[alias].parameters
-        digits = said[:-1]
+        parameters = aliases()[alias].parameters
+        digits = parameters[:-1]
         places = len(digits.partition(".")[2])
-        assert f"{load_shapes()[name].parameters / UNITS[said[-1]]:.{places}f}" == digits
+        assert f"{load_shapes()[name].parameters / UNITS[parameters[-1]]:.{places}f}" == digits
     assert f"{load_shapes()['mixtral-8x7b'].parameters / 1e9:.1f}" == "46.7"
     assert f"{load_shapes()['qwen3-30b-a3b'].parameters / 1e9:.1f}" == "30.5"
     assert f"{load_shapes()['qwen2-7b'].parameters / 1e9:.2f}" == "7.62"

@@ -339,10 +339,10 @@ def test_best_setting_is_named_as_modelled_and_as_measured(capsys):
         for k, modelled, measured in ((1, 5e9, 5.5e9), (2, 4e9, 4.4e9), (3, 4.2e9, 4.0e9))
     ]
     print_settings(rows, ["modelled"])
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert (
         "best of sps: modelled sps length=2, measured sps length=3, which the modelled one took"
-        " 1.100 times as long as" in said
+        " 1.100 times as long as" in printed
     )
     print_settings(rows[:1], ["modelled"])
     assert "best of" not in capsys.readouterr().err

@@ -56,9 +56,9 @@ def test_costs_and_waiting_are_exchanged_without_another_replay():
     recording = RecordedForwards.from_trace(PARALLEL, TWO_STEPS)
     measured = replay(recording, MedianCosts({}), HostGaps())
     assert measured.last_used == 20 + 30 + 10 + 25
-    apart = replay(recording, MedianCosts({}))
-    assert apart.workers == {0: 30 + 25, 1: 20 + 10}
-    assert apart.busiest == 30 + 25
+    separate = replay(recording, MedianCosts({}))
+    assert separate.workers == {0: 30 + 25, 1: 20 + 10}
+    assert separate.busiest == 30 + 25
     probed = replay(recording, TableCosts(make_costs()))
     assert probed.workers == {0: 3020 + 2022, 1: 200 + 150 + 20}
     flat = replay(recording, lambda forward: 7.0)

@@ -109,10 +109,10 @@ def test_large_batches_take_the_gain_away(run, made):
 
 def test_json_names_every_number_it_went_by(run, made):
     event = json.loads(run("predict", str(made), *ASKED, "--json")[1])
-    said = event["modelled"]
-    assert (said["devices"], said["device"]["bandwidth"]) == (2, 3.35e12)
-    assert said["shapes"]["target"]["source"].startswith("https://huggingface.co/meta-llama")
-    assert said["bytes_held_by_weights"] == 2 * (68_976_648_192 + 6_738_415_616)
+    modelled = event["modelled"]
+    assert (modelled["devices"], modelled["device"]["bandwidth"]) == (2, 3.35e12)
+    assert modelled["shapes"]["target"]["source"].startswith("https://huggingface.co/meta-llama")
+    assert modelled["bytes_held_by_weights"] == 2 * (68_976_648_192 + 6_738_415_616)
     assert event["recorded_with"] == {"target": "embedded-7m", "draft": "embedded-1m"}
 
 
@@ -126,12 +126,12 @@ def test_a_person_gets_both_tables(run, made, monkeypatch):
 
 
 def test_rows_under_load_are_simulated_at_the_rooflines_costs(run, made):
-    asked = ("--load", "poisson:20", "--batch", "2", "--json")
-    event = json.loads(run("predict", str(made), *ASKED, *asked)[1])
+    options = ("--load", "poisson:20", "--batch", "2", "--json")
+    event = json.loads(run("predict", str(made), *ASKED, *options)[1])
     assert event["roofline"]["hardware"] == "h100x2"
     assert {row["method"] for row in event["modelled"]} == {"vanilla", "sps", "pld"}
     slow = json.loads(run("predict", str(made), "--hardware", "h100x2", "--shape",
-                          "llama-2-13b+7b", *asked)[1])  # fmt: skip
+                          "llama-2-13b+7b", *options)[1])  # fmt: skip
     times = [
         {row["method"]: row["ms_per_token_p50"] for row in each["modelled"]}
         for each in (event, slow)
@@ -140,7 +140,7 @@ def test_rows_under_load_are_simulated_at_the_rooflines_costs(run, made):
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("options", "message"),
     [
         (("--hardware", "h100"), "--hardware: also give --hardware and --shape"),
         (("--context", "64"), "--context: also give --hardware and --shape"),
@@ -151,10 +151,10 @@ def test_rows_under_load_are_simulated_at_the_rooflines_costs(run, made):
         ((*ASKED, "--threads", "2"), "--threads cannot be combined with RUN"),
     ],
 )
-def test_what_cannot_be_modelled_is_told(run, made, asked, says):
-    code, out, err = run("predict", str(made), *asked)
+def test_what_cannot_be_modelled_is_told(run, made, options, message):
+    code, out, err = run("predict", str(made), *options)
     assert (code, out) == (2, "")
-    assert says in err
+    assert message in err
     assert "hint: " in err
 
 

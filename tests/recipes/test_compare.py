@@ -24,10 +24,10 @@ def test_heads_are_compared_at_an_equal_budget(
     options = ("--out", str(tmp_path), "--target", str(pair[0]), "--smoke", "--device", "cpu")
     names = ("medusa", "linear", "hydra")
     with curves():
-        asked = CliRunner().invoke(
+        result = CliRunner().invoke(
             app, ["compare", *names, "--plugin", str(FILE), *options], catch_exceptions=False
         )
-    assert asked.exit_code == 0
+    assert result.exit_code == 0
     rows = json.loads((tmp_path / "comparison.json").read_text())
     assert [row["head"] for row in rows] == ["embedded-medusa", "embedded-linear", "embedded-hydra"]
     assert len({row["tokens"] for row in rows}) == 1

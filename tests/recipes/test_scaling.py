@@ -16,7 +16,7 @@ from specbench_cli.errors import ExitCode, UsageError
 SIZES = (1e5, 3e5, 1e6, 3e6)
 
 
-def made(tmp_path, sizes=SIZES, layers=(1, 2), seeds=2, **rest):
+def write_drafts(tmp_path, sizes=SIZES, layers=(1, 2), seeds=2, **rest):
     """A folder of drafts as the recipe `grid` leaves them: alpha = 0.1 + 0.1 log10(tokens / 10k)
     + 0.02 layers, and MAT six times that; seeds lie 0.002 apart."""
     for tokens in sizes:
@@ -33,58 +33,61 @@ def made(tmp_path, sizes=SIZES, layers=(1, 2), seeds=2, **rest):
 
 
 def test_each_law_goes_along_one_size_where_all_else_is_alike(tmp_path):
-    laws = fit_scaling_laws(read_points([str(made(tmp_path))]))
-    told = [(law.figure, law.along, law.where, law.fit.n) for law in laws]
+    scaling_laws = fit_scaling_laws(read_points([str(write_drafts(tmp_path))]))
+    found = [
+        (scaling_law.figure, scaling_law.along, scaling_law.where, scaling_law.fit.n)
+        for scaling_law in scaling_laws
+    ]
     per_figure = [
         ("tokens", "layers 1", 8),
         ("tokens", "layers 2", 8),
         *(("layers", f"tokens {short(size)}", 4) for size in SIZES),
     ]
-    assert told == [(name, *rest) for name in ("alpha", "mat") for rest in per_figure]
-    assert all(law.fit.b.value == pytest.approx(0.1) for law in laws[:2])
-    assert laws[6].fit.b.value == pytest.approx(0.6)
+    assert found == [(name, *rest) for name in ("alpha", "mat") for rest in per_figure]
+    assert all(scaling_law.fit.b.value == pytest.approx(0.1) for scaling_law in scaling_laws[:2])
+    assert scaling_laws[6].fit.b.value == pytest.approx(0.6)
 
 
 def test_the_largest_size_is_held_out_and_predicted_from_the_others(tmp_path):
-    law, *_ = fit_scaling_laws(read_points([str(made(tmp_path))]))
-    held = law.held_out
+    scaling_law, *_ = fit_scaling_laws(read_points([str(write_drafts(tmp_path))]))
+    held = scaling_law.held_out
     assert (held.size, held.n, held.is_inside) == (3e6, 2, True)
     assert held.predicted.value == pytest.approx(held.value)
     assert held.decades_beyond == pytest.approx(math.log10(3))
-    assert "0.48 decades beyond" in law.warnings[-1]
+    assert "0.48 decades beyond" in scaling_law.warnings[-1]
     bent = [
         ScalingPoint("", {"tokens": 10.0**at}, {"alpha": y}, {})
         for at, y in enumerate((0, 1, 2, 2))
     ]
-    (law,) = fit_scaling_laws(bent)
-    assert not law.held_out.is_inside
+    (scaling_law,) = fit_scaling_laws(bent)
+    assert not scaling_law.held_out.is_inside
 
 
 def test_a_largest_size_that_lies_too_far_out_is_not_predicted():
-    apart = [ScalingPoint("", {"tokens": x}, {"alpha": x}, {}) for x in (1, 2, 3, 1000)]
-    assert fit_scaling_laws(apart)[0].held_out is None
+    distant = [ScalingPoint("", {"tokens": x}, {"alpha": x}, {}) for x in (1, 2, 3, 1000)]
+    assert fit_scaling_laws(distant)[0].held_out is None
 
 
 def test_drafts_trained_otherwise_are_on_lines_of_their_own(tmp_path):
-    made(tmp_path / "text", layers=(2,))
-    made(tmp_path / "kl", layers=(2,), loss="kl")
-    laws = fit_scaling_laws(read_points([str(tmp_path)]))
-    assert [law.where for law in laws[:2]] == ["loss kl", "loss ce"]
-    assert len(laws) == 4
+    write_drafts(tmp_path / "text", layers=(2,))
+    write_drafts(tmp_path / "kl", layers=(2,), loss="kl")
+    scaling_laws = fit_scaling_laws(read_points([str(tmp_path)]))
+    assert [scaling_law.where for scaling_law in scaling_laws[:2]] == ["loss kl", "loss ce"]
+    assert len(scaling_laws) == 4
 
 
 def test_beyond_the_points_a_prediction_says_so_and_more_than_a_decade_is_refused(tmp_path):
-    laws = fit_scaling_laws(read_points([str(made(tmp_path))]))
-    inside = predict_size(laws, "tokens", 2e6)
-    assert {said.note for said in inside} == {""}
-    outside = predict_size(laws, "tokens", 2e7)
+    scaling_laws = fit_scaling_laws(read_points([str(write_drafts(tmp_path))]))
+    inside = predict_size(scaling_laws, "tokens", 2e6)
+    assert {prediction.note for prediction in inside} == {""}
+    outside = predict_size(scaling_laws, "tokens", 2e7)
     assert outside[0].predicted.value == pytest.approx(0.1 + 0.1 * math.log10(2e3) + 0.021)
     assert outside[0].note == "extrapolated by 0.82 decades"
     with pytest.raises(UsageError, match=r"1\.5 decades beyond") as caught:
-        predict_size(laws, "tokens", 1e8)
+        predict_size(scaling_laws, "tokens", 1e8)
     assert caught.value.hint == "--at tokens=30M"
     with pytest.raises(UsageError, match="no law over batch; there are laws over tokens, layers"):
-        predict_size(laws, "batch", 4)
+        predict_size(scaling_laws, "batch", 4)
 
 
 def test_runs_of_several_batches_are_points_by_batch(monkeypatch, tmp_path):
@@ -111,7 +114,7 @@ def test_runs_of_several_batches_are_points_by_batch(monkeypatch, tmp_path):
         ("sps", {"batch": 1.0}),
         ("sps", {"batch": 2.0}),
     ]
-    assert [(law.figure, law.along) for law in fit_scaling_laws(found)] == [
+    assert [(scaling_law.figure, scaling_law.along) for scaling_law in fit_scaling_laws(found)] == [
         ("alpha", "batch"),
         ("mat", "batch"),
     ]
@@ -129,7 +132,9 @@ def call(capsys, monkeypatch):
 
 
 def test_the_command_prints_laws_and_writes_table_points_and_picture(call, tmp_path):
-    code, out, err = call(made(tmp_path / "grid"), "--at", "tokens=10M", "--out", tmp_path / "law")
+    code, out, err = call(
+        write_drafts(tmp_path / "grid"), "--at", "tokens=10M", "--out", tmp_path / "law"
+    )
     assert code == ExitCode.OK
     assert "MAT" in out and "layers 2" in out and "10M" in out and "extrapolated" in out
     assert "warning: alpha along layers tokens 100k: R2" not in err
@@ -141,29 +146,29 @@ def test_the_command_prints_laws_and_writes_table_points_and_picture(call, tmp_p
 
 
 def test_programs_get_numbers(call, tmp_path):
-    _, out, _ = call(made(tmp_path), "--json")
+    _, out, _ = call(write_drafts(tmp_path), "--json")
     first = json.loads(out.splitlines()[0])
     assert first["b"] == pytest.approx(0.1) and first["b_low"] < 0.1 < first["b_high"]
     assert (first["held_out"], first["inside"]) == (3e6, True)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["--at", "tokens=lots"], "'tokens=lots' must be one of tokens, layers, batch"),
         (["--at", "width=3"], "'width=3' must be one of"),
         (["--at", "tokens=-3"], "must be one of"),
     ],
 )
-def test_what_is_asked_for_wrongly_is_an_error_of_one_line(call, tmp_path, words, told):
-    code, _, err = call(made(tmp_path, sizes=SIZES[:2], seeds=1), *words)
-    assert code == ExitCode.USAGE and told in " ".join(err.split()) and "hint" in err
+def test_what_is_asked_for_wrongly_is_an_error_of_one_line(call, tmp_path, words, expected):
+    code, _, err = call(write_drafts(tmp_path, sizes=SIZES[:2], seeds=1), *words)
+    assert code == ExitCode.USAGE and expected in " ".join(err.split()) and "hint" in err
 
 
 def test_folders_without_points_or_with_one_size_say_what_to_do(call, tmp_path):
     code, _, err = call(tmp_path)
     assert code == ExitCode.USAGE and "contains neither a run nor drafts" in " ".join(err.split())
-    code, _, err = call(made(tmp_path / "one", sizes=SIZES[:1], layers=(2,)))
+    code, _, err = call(write_drafts(tmp_path / "one", sizes=SIZES[:1], layers=(2,)))
     assert code == ExitCode.USAGE and "differ in only one of these sizes" in " ".join(err.split())
     for alpha in ('"high"', "1e400", "1" + "0" * 400, "NaN"):
         record = tmp_path / "one" / "2-layers-100k-seed-0" / RECORD
@@ -177,6 +182,6 @@ def test_a_number_is_read_as_it_is_shown(word):
     assert number(short(number(word))) == pytest.approx(number(word))
 
 
-@pytest.mark.parametrize(("value", "told"), [(100352, "100k"), (999_900, "1M"), (7, "7")])
-def test_a_number_is_shown_in_three_digits(value, told):
-    assert short(value) == told
+@pytest.mark.parametrize(("value", "expected"), [(100352, "100k"), (999_900, "1M"), (7, "7")])
+def test_a_number_is_shown_in_three_digits(value, expected):
+    assert short(value) == expected

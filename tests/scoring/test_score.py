@@ -72,8 +72,8 @@ def test_each_turn_has_its_own_reference_and_a_single_one_is_the_last_turns():
     ],
 )
 def test_sentences_count_each_at_its_place(answer, share):
-    asked = question("exact_sentences", "Der Hund bellt. Die Katze ruht.")
-    assert score(asked, 1, answer) == pytest.approx(share)
+    item = question("exact_sentences", "Der Hund bellt. Die Katze ruht.")
+    assert score(item, 1, answer) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_sentences_count_each_at_its_place(answer, share):
     ],
 )
 def test_lines_count_in_their_order_whatever_stands_before_them(answer, share):
-    asked = question("exact_lines", "--depth N\n--flat\n--log FILE")
-    assert score(asked, 1, answer) == pytest.approx(share)
+    item = question("exact_lines", "--depth N\n--flat\n--log FILE")
+    assert score(item, 1, answer) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_lines_count_in_their_order_whatever_stands_before_them(answer, share):
     ],
 )
 def test_code_is_the_same_if_its_syntax_tree_is(answer, right):
-    asked = question("exact_code", 'total = 0\nprint("a: " + str(total))')
-    assert score(asked, 1, answer) == right
+    item = question("exact_code", 'total = 0\nprint("a: " + str(total))')
+    assert score(item, 1, answer) == right
 
 
 def test_exact_match_forgives_white_space_only():
-    asked = question("exact_match", "Dear Ben,\nyours, Ida")
-    assert score(asked, 1, "  Dear Ben, yours,\n\nIda\n") == 1
-    assert score(asked, 1, "dear Ben, yours, Ida") == 0
+    item = question("exact_match", "Dear Ben,\nyours, Ida")
+    assert score(item, 1, "  Dear Ben, yours,\n\nIda\n") == 1
+    assert score(item, 1, "dear Ben, yours, Ida") == 0
 
 
 @pytest.mark.parametrize(
@@ -342,12 +342,12 @@ def test_code_is_right_if_it_passes_its_tests(answer, right):
 
 def test_reference_says_which_builtins_name_the_answer_defines():
     tests = "\nfor a in range(3):\n    assert sum(a, 2) == 2 * a\n"
-    asked = replace(ADD, reference=("def sum(a, b): return a * b\n",), program=("", tests))
+    item = replace(ADD, reference=("def sum(a, b): return a * b\n",), program=("", tests))
     for answer, right in (
         ("def sum(a, b): return a * b", True),
         ("def sum(a, b): return 0\ndef range(n): return []", False),
     ):
-        assert score(asked, 1, answer, run_code=True, uncontained=True) == right
+        assert score(item, 1, answer, run_code=True, uncontained=True) == right
 
 
 @pytest.mark.data
@@ -383,11 +383,11 @@ def test_references_of_mini_are_right_and_those_of_other_questions_wrong():
 @pytest.mark.parametrize("name", ["agentic", "repair"])
 def test_references_of_workflows_are_right_and_those_of_their_neighbours_are_not(name):
     questions = load_task(name).questions
-    for asked, other in zip(questions, questions[1:] + questions[:1], strict=True):
-        for turn, (own, wrong) in enumerate(zip(asked.reference, other.reference, strict=False), 1):
-            assert score(asked, turn, own) == 1
-            assert (score(asked, turn, wrong) == 1) == (own == wrong)
-            assert score(asked, turn, "I do not know") == 0
+    for item, other in zip(questions, questions[1:] + questions[:1], strict=True):
+        for turn, (own, wrong) in enumerate(zip(item.reference, other.reference, strict=False), 1):
+            assert score(item, turn, own) == 1
+            assert (score(item, turn, wrong) == 1) == (own == wrong)
+            assert score(item, turn, "I do not know") == 0
 
 
 def test_each_sample_of_best_of_n_is_scored_by_the_same_reference():
@@ -404,7 +404,7 @@ def test_of_a_chain_each_step_is_known_by_its_place():
 
 
 @pytest.mark.parametrize(
-    ("said", "valid"),
+    ("answer", "valid"),
     [
         ('{"a": [1, 2.5e3, "b", null, true]}', True),
         (' "only a text" \n', True),
@@ -416,8 +416,8 @@ def test_of_a_chain_each_step_is_known_by_its_place():
         ("", False),
     ],
 )
-def test_valid_json_is_the_whole_answer_and_needs_no_reference(said, valid):
-    assert score(question("valid_json"), 1, said) == valid
+def test_valid_json_is_the_whole_answer_and_needs_no_reference(answer, valid):
+    assert score(question("valid_json"), 1, answer) == valid
 
 
 def test_the_task_of_json_asks_for_objects_and_is_scored_by_that():

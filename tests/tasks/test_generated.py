@@ -103,7 +103,9 @@ def test_the_open_split_shows_no_held_out_wording() -> None:
 
 def test_each_family_has_held_out_and_open_templates_with_names_of_their_own() -> None:
     kinds = {(t.family, t.held_out) for t in generated.TEMPLATES}
-    assert kinds == {(family, held) for family in generated.FAMILIES for held in (True, False)}
+    assert kinds == {
+        (family, matching) for family in generated.FAMILIES for matching in (True, False)
+    }
     assert len({t.name for t in generated.TEMPLATES}) == len(generated.TEMPLATES)
 
 
@@ -247,11 +249,11 @@ def test_conversations_and_their_longest_answers_fit_what_the_embedded_family_wa
     tokenizer = AutoTokenizer.from_pretrained(resolve("embedded").path)
     budget = describe(task).get("max_new_tokens", 128)
     for row in shipped[task]:
-        asked, answers = (
+        prompts, answers = (
             [len(ids) for ids in tokenizer(texts).input_ids]
             for texts in (row["turns"], row["reference"])
         )
-        assert sum(asked) + len(asked) * (budget + 2) + 1 <= TRAINED_POSITIONS, row["id"]
+        assert sum(prompts) + len(prompts) * (budget + 2) + 1 <= TRAINED_POSITIONS, row["id"]
         assert max(answers) < budget, row["id"]
 
 
@@ -259,17 +261,19 @@ def test_every_snippet_stops_with_the_error_shown_and_its_last_correction_runs(
     shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
     def outcome(program: str) -> str:
-        said = io.StringIO()
+        stdout = io.StringIO()
         try:
-            with contextlib.redirect_stdout(said):
+            with contextlib.redirect_stdout(stdout):
                 exec(program, {"__name__": "snippet"})  # noqa: S102
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        return said.getvalue()
+        return stdout.getvalue()
 
     for row in of(shipped, "repair", "snippet"):
-        for turn, (asked, answer) in enumerate(zip(row["turns"], row["reference"], strict=True), 1):
-            found = re.search(r"```python\n(.*)\n```\n(.*)\n", asked, re.DOTALL)
+        for turn, (prompt, answer) in enumerate(
+            zip(row["turns"], row["reference"], strict=True), 1
+        ):
+            found = re.search(r"```python\n(.*)\n```\n(.*)\n", prompt, re.DOTALL)
             assert found
             assert outcome(found[1]) == found[2], row["id"]
             if turn < len(row["turns"]):
@@ -308,10 +312,13 @@ def test_orders_that_count_are_those_the_tool_returned_and_their_sum_is_right(
         for turn, answer in list(zip(row["turns"], row["reference"], strict=True))[1:]:
             table += [line.split(" | ") for line in turn.splitlines() if " | " in line]
             gone = re.search(r"order (\d+) was cancelled", turn)
-            table = [cells for cells in table if not gone or cells[0] != gone[1]]
-            held = [cells for cells in table if cells[place] == value]
-            total = f"total: {sum(int(cells[4]) for cells in held)}"
-            assert answer.splitlines() == [*(" | ".join(cells) for cells in held), total]
+            table = [row_cells for row_cells in table if not gone or row_cells[0] != gone[1]]
+            matching = [row_cells for row_cells in table if row_cells[place] == value]
+            total = f"total: {sum(int(row_cells[4]) for row_cells in matching)}"
+            assert answer.splitlines() == [
+                *(" | ".join(row_cells) for row_cells in matching),
+                total,
+            ]
 
 
 def test_facts_of_the_agent_stand_in_the_passage_that_it_names(
@@ -336,8 +343,8 @@ def test_a_plan_follows_what_the_tool_says(
             done |= set(re.findall(r"([^:,\n]+): done", turn.replace(", ", ",")))
             if failed := re.search(r", ([^:]+): not possible.* place: (.*)\.", turn):
                 steps[steps.index(failed[1])] = failed[2]
-            said = [f"[{'done' if step in done else 'open'}] {step}" for step in steps]
-            assert answer.splitlines() == said, row["id"]
+            expected = [f"[{'done' if step in done else 'open'}] {step}" for step in steps]
+            assert answer.splitlines() == expected, row["id"]
         assert done == set(steps)
 
 

@@ -498,15 +498,17 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("name", "data", "says"), [(n, *w) for n, w in WRONG.items()], ids=WRONG)
+@pytest.mark.parametrize(
+    ("name", "data", "message"), [(n, *w) for n, w in WRONG.items()], ids=WRONG
+)
 def test_file_that_holds_no_questions_is_refused_as_what_it_is(
-    tmp_path, monkeypatch, name, data, says
+    tmp_path, monkeypatch, name, data, message
 ):
     monkeypatch.chdir(tmp_path)
     Path(name).write_bytes(data)
     with pytest.raises(UsageError) as fault:
         load_task(name)
-    assert says in fault.value.message
+    assert message in fault.value.message
     assert fault.value.hint
 
 
@@ -515,12 +517,12 @@ def test_folder_and_pipe_are_refused_as_what_they_are(tmp_path, monkeypatch):
     Path("questions").mkdir()
     os.mkfifo("pipe")
     os.mkfifo("pipe.jsonl")
-    for name, says in {
+    for name, message in {
         "questions": "questions is a folder",
         "pipe": "pipe is not a regular file",
         "pipe.jsonl": "no such task file: pipe.jsonl",
     }.items():
-        with pytest.raises(UsageError, match=says):
+        with pytest.raises(UsageError, match=message):
             load_task(name)
 
 

@@ -18,16 +18,18 @@ def task(tmp_path, *rows):
 
 def test_a_request_is_answered_after_the_messages_before_its_last(tmp_path):
     system = {"role": "system", "content": "Be short."}
-    said = [system, ASK, {"role": "assistant", "content": "Three."}, ASK]
-    (question,) = task(tmp_path, {"model": "any", "messages": said, "temperature": 0.3}).questions
+    messages = [system, ASK, {"role": "assistant", "content": "Three."}, ASK]
+    (question,) = task(
+        tmp_path, {"model": "any", "messages": messages, "temperature": 0.3}
+    ).questions
     assert question.turns == ("How many?",)
     assert question.before == (
         ("system", "Be short."),
         ("user", "How many?"),
         ("assistant", "Three."),
     )
-    told = build_messages(question.turns, (), question.before)
-    assert told == [*question.before, ("user", "How many?")]
+    built = build_messages(question.turns, (), question.before)
+    assert built == [*question.before, ("user", "How many?")]
 
 
 def test_a_chat_template_gets_all_messages_with_their_roles():
@@ -40,8 +42,8 @@ def test_a_chat_template_gets_all_messages_with_their_roles():
         def encode(self, text, **_):
             return text.split()
 
-    told = build_messages(["b"], (), [("system", "a")])
-    assert render_prompt(Tokenizer(), told, raw=False) == ["system:a", "user:b"]
+    built = build_messages(["b"], (), [("system", "a")])
+    assert render_prompt(Tokenizer(), built, raw=False) == ["system:a", "user:b"]
 
 
 def test_the_lines_of_a_batch_file_are_requests_with_their_ids_and_limits(tmp_path):
@@ -53,8 +55,8 @@ def test_the_lines_of_a_batch_file_are_requests_with_their_ids_and_limits(tmp_pa
 
 def test_parts_of_a_content_and_a_developers_words_are_texts_and_the_systems(tmp_path):
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    said = [{"role": "developer", "content": "x"}, {"role": "user", "content": parts}]
-    (question,) = task(tmp_path, {"messages": said}).questions
+    messages = [{"role": "developer", "content": "x"}, {"role": "user", "content": parts}]
+    (question,) = task(tmp_path, {"messages": messages}).questions
     assert (question.before, question.turns) == ((("system", "x"),), ("a\nb",))
 
 

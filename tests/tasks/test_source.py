@@ -32,17 +32,17 @@ def own_places(monkeypatch, tmp_path):
 @contextmanager
 def served(folder: Path):
     """A web server on this machine for a folder's files; yields its address and the requests."""
-    asked: list[str] = []
+    requests: list[str] = []
 
     class Handler(SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
-            asked.append(self.path)
+            requests.append(self.path)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
+        yield f"http://127.0.0.1:{server.server_port}", requests
     finally:
         server.shutdown()
         thread.join()
@@ -73,11 +73,11 @@ def test_a_changed_copy_in_the_data_folder_is_refused_with_both_sums(tmp_path, m
 def test_a_download_is_checked_cached_and_not_repeated(tmp_path):
     (tmp_path / "remote").mkdir()
     (tmp_path / "remote" / "rows.jsonl").write_bytes(ROWS)
-    with served(tmp_path / "remote") as (address, asked):
+    with served(tmp_path / "remote") as (address, requests):
         url = f"{address}/rows.jsonl"
         assert read(tmp_path, sha256=SUM, url=url) == ROWS
         assert read(tmp_path, sha256=SUM, url=url) == ROWS
-        assert asked == ["/rows.jsonl"]
+        assert requests == ["/rows.jsonl"]
     files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     assert [path.name for path in files] == ["rows.jsonl"]
 
@@ -85,14 +85,14 @@ def test_a_download_is_checked_cached_and_not_repeated(tmp_path):
 def test_a_damaged_cache_is_downloaded_again(tmp_path):
     (tmp_path / "remote").mkdir()
     (tmp_path / "remote" / "rows.jsonl").write_bytes(ROWS)
-    with served(tmp_path / "remote") as (address, asked):
+    with served(tmp_path / "remote") as (address, requests):
         url = f"{address}/rows.jsonl"
         read(tmp_path, sha256=SUM, url=url)
         cached = next((tmp_path / "cache").rglob("rows.jsonl"))
         cached.write_bytes(ROWS[:5])
         assert read(tmp_path, sha256=SUM, url=url) == ROWS
         assert cached.read_bytes() == ROWS
-        assert len(asked) == 2
+        assert len(requests) == 2
 
 
 def test_a_download_with_another_checksum_is_refused_and_not_cached(tmp_path):
@@ -121,11 +121,11 @@ def test_offline_nothing_is_downloaded(tmp_path, monkeypatch):
     (tmp_path / "remote").mkdir()
     (tmp_path / "remote" / "rows.jsonl").write_bytes(ROWS)
     with (
-        served(tmp_path / "remote") as (address, asked),
+        served(tmp_path / "remote") as (address, requests),
         pytest.raises(EnvironmentFault, match="HF_HUB_OFFLINE is set"),
     ):
         read(tmp_path, sha256=SUM, url=f"{address}/rows.jsonl")
-    assert asked == []
+    assert requests == []
 
 
 def test_a_source_without_any_address_says_so(tmp_path):

@@ -213,12 +213,14 @@ def test_a_draft_learns_on_replies_that_it_gives_as_it_is_by_then(
     by_then.load_state_dict(load_file(folder / "step-0000002" / "model.safetensors"), strict=False)
     again = aligner(tmp_path, pair)._sample_own_replies(by_then, tmp_path, 1, "own")
     (tmp_path / "own-001.jsonl").rename(tmp_path / "again.jsonl")
-    told = [(file).read_text() for file in (folder / "own-001.jsonl", tmp_path / "again.jsonl")]
-    assert told[0] == told[1] and len(again) == 4
+    replies = [(file).read_text() for file in (folder / "own-001.jsonl", tmp_path / "again.jsonl")]
+    assert replies[0] == replies[1] and len(again) == 4
     aligner(tmp_path, pair)._sample_own_replies(
         aligner(tmp_path, pair)._make_initial_model(), tmp_path, 1, "own"
     )
-    assert (tmp_path / "own-001.jsonl").read_text() != told[0]  # as it began it says other things
+    assert (tmp_path / "own-001.jsonl").read_text() != replies[
+        0
+    ]  # as it began it says other things
 
 
 def test_mat_is_that_of_decoding(tmp_path: Path) -> None:
@@ -287,8 +289,8 @@ def test_of_a_cut_draft_the_texts_own_loss_leaves_out_what_it_cannot_say(
     weights = torch.tensor([[1.0, 1.0, 1.0, 1.0]])
     loss = text_loss(model)(TrainingBatch(ids[:, :-1], ids[:, 1:], weights))
     rows = model(ids[:, :-1]).logits[0].log_softmax(-1)
-    said = [rows[at, token] for at, token in enumerate((9, 5, 9))]  # and not the last, 7
-    assert loss.item() == pytest.approx(-torch.stack(said).mean().item(), rel=1e-2)
+    log_probs = [rows[at, token] for at, token in enumerate((9, 5, 9))]  # and not the last, 7
+    assert loss.item() == pytest.approx(-torch.stack(log_probs).mean().item(), rel=1e-2)
 
 
 @pytest.mark.parametrize("text", ["[]", "{"])
@@ -302,7 +304,7 @@ def test_a_record_that_says_nothing_of_its_draft_is_one_clear_error(
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["--layers", "1", "--draft", "embedded-1m"], "--draft and --layers"),
         (["--layers", "1", "--pretrain", "2"], "--pretrain and --layers"),
@@ -310,9 +312,9 @@ def test_a_record_that_says_nothing_of_its_draft_is_one_clear_error(
     ],
 )
 def test_options_that_do_not_go_together_are_refused(
-    tmp_path: Path, words: list[str], says: str
+    tmp_path: Path, words: list[str], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         CliRunner().invoke(app, ["draft", *words, "--out", str(tmp_path)], catch_exceptions=False)
 
 

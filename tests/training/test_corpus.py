@@ -65,11 +65,11 @@ def test_little_is_padding_and_padding_weighs_nothing(
 
 def test_a_chat_longer_than_a_sequence_is_left_to_stages_with_longer_ones(encode: Encoder) -> None:
     long = [[("Tell me" + " why?" * 300, "because.")]]
-    asked = torch.tensor(encode.encode_text(" why?" * 20))
+    question_ids = torch.tensor(encode.encode_text(" why?" * 20))
 
     def holds_it(length: int) -> bool:
         ids = Corpus(encode, long, 0).batch(2, length).inputs
-        return bool((ids.unfold(1, len(asked), 1) == asked).all(-1).any())
+        return bool((ids.unfold(1, len(question_ids), 1) == question_ids).all(-1).any())
 
     assert not holds_it(512)
     assert holds_it(2048)

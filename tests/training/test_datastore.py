@@ -36,8 +36,8 @@ def _files(folder: Path) -> list[Path]:
 def test_texts_are_retrieved_in_the_targets_tokens_and_a_finished_store_is_left_alone(
     tmp_path: Path, target: Path, loaded
 ) -> None:
-    files, told = _files(tmp_path), list[int]()
-    maker = DatastoreMaker(tmp_path / "out", target, told.append)
+    files, progress = _files(tmp_path), list[int]()
+    maker = DatastoreMaker(tmp_path / "out", target, progress.append)
     (tmp_path / "out").mkdir()
     folder = maker.make_from_texts(files, fresh=False)
     store = Datastore.load(folder, {"target": loaded})
@@ -51,13 +51,13 @@ def test_texts_are_retrieved_in_the_targets_tokens_and_a_finished_store_is_left_
     card = json.loads((folder / "config.json").read_text())
     assert [source["file"] for source in card["specbench"]["from"]] == ["some.jsonl", "more.txt"]
     assert str(tmp_path) not in json.dumps(card)
-    assert told == [3]
+    assert progress == [3]
     maker.make_from_texts(files, fresh=False)
-    assert told == [3], "made once"
+    assert progress == [3], "made once"
     maker.make_from_texts(files, fresh=True)
     files[1].write_text("Another text.", encoding="utf-8")
     maker.make_from_texts(files, fresh=False)
-    assert told == [3, 3, 3], "made anew"
+    assert progress == [3, 3, 3], "made anew"
 
 
 def test_a_store_of_another_tokenizer_is_refused(tmp_path: Path, target: Path, loaded) -> None:
@@ -71,7 +71,7 @@ def test_a_store_of_another_tokenizer_is_refused(tmp_path: Path, target: Path, l
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "message"),
     [
         ("none.txt", None, "no such file"),
         ("bad.txt", b"\xff\xfe\x00", "is not UTF-8"),
@@ -81,11 +81,11 @@ def test_a_store_of_another_tokenizer_is_refused(tmp_path: Path, target: Path, l
     ],
 )
 def test_files_that_cannot_be_read_are_named(
-    tmp_path: Path, target: Path, name: str, content: bytes | None, says: str
+    tmp_path: Path, target: Path, name: str, content: bytes | None, message: str
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         DatastoreMaker(tmp_path / "out", target).make_from_texts([tmp_path / name], fresh=False)
     assert not (tmp_path / "out").exists()
 
@@ -103,8 +103,8 @@ def test_a_target_without_the_familys_chats_is_sent_to_texts(
 def test_replies_begin_with_the_token_that_ends_a_question_and_resume(
     tmp_path: Path, target: Path, loaded
 ) -> None:
-    place, told = torch.device("cpu"), list[int]()
-    maker = DatastoreMaker(tmp_path, target, told.append)
+    place, progress = torch.device("cpu"), list[int]()
+    maker = DatastoreMaker(tmp_path, target, progress.append)
     folder = maker.make_from_replies([], 3, 0, place, fresh=False)
     store = Datastore.load(folder, {"target": loaded})
     begin = AutoTokenizer.from_pretrained(target).get_vocab()["<|assistant|>"]
@@ -114,5 +114,5 @@ def test_replies_begin_with_the_token_that_ends_a_question_and_resume(
     before = (folder / "model.safetensors").read_bytes()
     (folder / "config.json").unlink()
     maker.make_from_replies([], 3, 0, place, fresh=False)
-    assert told == [1, 2, 3], "the replies were kept"
+    assert progress == [1, 2, 3], "the replies were kept"
     assert (folder / "model.safetensors").read_bytes() == before

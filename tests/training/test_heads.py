@@ -28,7 +28,7 @@ from specbench_cli.training.heads.mat import estimate_mat
 from specbench_cli.training.packing import EncodedChat, TrainingBatch
 
 BEGIN, VOCABULARY, LENGTH = 3, 40, 24
-SAYS = torch.tensor([0, 2, 5, 6, 7, *range(20, 40)])
+DRAFT_IDS = torch.tensor([0, 2, 5, 6, 7, *range(20, 40)])
 KINDS = ("eagle", "eagle3", "mtp")
 PREFIX = ("hydra++", "clover")
 """Whose layer reads the target's rows alone; they begin by passing these on, so all is drawn."""
@@ -58,25 +58,27 @@ def target() -> LlamaForCausalLM:
 def make(target: LlamaForCausalLM) -> Callable[[str], DraftHead]:
     def head(kind: str) -> DraftHead:
         torch.manual_seed(1)
-        made = new(kind, target.config, 24, 8, SAYS)
-        for parameter in made.parameters() if kind in PREFIX else ():
+        head_module = new(kind, target.config, 24, 8, DRAFT_IDS)
+        for parameter in head_module.parameters() if kind in PREFIX else ():
             torch.nn.init.normal_(parameter, std=0.3)
-        return made
+        return head_module
 
     return head
 
 
-def new(kind: str, target: LlamaConfig, mlp: int, n_layers: int, says: Tensor) -> DraftHead:
+def new(kind: str, target: LlamaConfig, mlp: int, n_layers: int, draft_ids: Tensor) -> DraftHead:
     """A head of a kind, for a target with so many layers."""
     config = head_build.make_head_config(target, mlp)
-    taught = TargetStatistics(
+    statistics = TargetStatistics(
         n_layers,
         target.vocab_size,
-        lambda n: says if n else torch.arange(target.vocab_size),
+        lambda n: draft_ids if n else torch.arange(target.vocab_size),
         lambda captured_layers: torch.full((len(captured_layers) * target.hidden_size,), 4.0),
     )
     shape = head_build.get_head_shape(config)
-    return get_head_classes()[kind].new(shape, {"rope_parameters": config.rope_parameters}, taught)
+    return get_head_classes()[kind].new(
+        shape, {"rope_parameters": config.rope_parameters}, statistics
+    )
 
 
 def text(seed: int = 0, chats: tuple[int, ...] = (11, 13)) -> Tensor:
@@ -217,8 +219,8 @@ def test_a_slot_reads_the_token_after_its_features_and_none_later(
     for token, moved in ((7, True), (8, False)):
         other = ids.clone()
         other[0, token] = 5 + (other[0, token] - 4) % 30
-        apart = (drafted(head, target, other, 1)[0] - logits)[0, 6].abs().max()
-        assert (apart > 1e-4) == moved
+        difference = (drafted(head, target, other, 1)[0] - logits)[0, 6].abs().max()
+        assert (difference > 1e-4) == moved
 
 
 @pytest.mark.parametrize("name", ["paper", "ttt"])
@@ -227,29 +229,29 @@ def test_labels_that_weigh_nothing_do_not_move_the_loss(
     name: str, kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head, aim = make(kind), replace(get_head_classes()[kind].recipe.losses[name], noise=0.0)
-    loss, given = head_loss(head, target, aim, fast=False), batch()
-    weights = given.weights.clone()
+    loss, full_batch = head_loss(head, target, aim, fast=False), batch()
+    weights = full_batch.weights.clone()
     weights[:, 20:] = 0.0
-    one = given._replace(weights=weights)
+    one = full_batch._replace(weights=weights)
     other = batch()
     changed = TrainingBatch(other.inputs.clone(), other.targets.clone(), weights, other.starts)
     changed.inputs[:, 22:], changed.targets[:, 21:] = 9, 9
     assert loss(one).item() == pytest.approx(loss(changed).item(), abs=1e-6)
-    assert loss(one).item() != pytest.approx(loss(given).item(), abs=1e-6)
+    assert loss(one).item() != pytest.approx(loss(full_batch).item(), abs=1e-6)
 
 
 def test_a_slot_whose_target_the_head_cannot_say_is_masked(
     make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
-    head, given = make("eagle3"), batch()
+    head, full_batch = make("eagle3"), batch()
     with torch.no_grad():
-        likeliest = target(given.inputs[:, 11:]).logits.argmax(-1)[0]
-    unknown = [11 + i for i, token in enumerate(likeliest.tolist()) if token not in SAYS]
+        likeliest = target(full_batch.inputs[:, 11:]).logits.argmax(-1)[0]
+    unknown = [11 + i for i, token in enumerate(likeliest.tolist()) if token not in DRAFT_IDS]
     weights = torch.zeros(1, LENGTH)
     weights[:, [at for at in unknown if at > 12]] = 1.0
     loss = head_loss(head, target, Objective(steps=1), fast=False)
     assert weights.any()
-    assert loss(given._replace(weights=weights)).item() == 0.0
+    assert loss(full_batch._replace(weights=weights)).item() == 0.0
 
 
 def test_noise_is_drawn_from_the_batch_and_moves_the_loss(
@@ -297,7 +299,7 @@ def test_the_vocabulary_map_is_strictly_increasing_and_a_round_trip(
     assert t2d.shape == (VOCABULARY,)
     assert bool((ids.diff() > 0).all())
     assert torch.equal(t2d.nonzero()[:, 0], ids)
-    assert torch.equal(ids, SAYS)
+    assert torch.equal(ids, DRAFT_IDS)
 
 
 def test_the_most_frequent_tokens_are_kept_in_the_order_of_their_ids() -> None:
@@ -310,7 +312,7 @@ def test_the_most_frequent_tokens_are_kept_in_the_order_of_their_ids() -> None:
 def test_of_few_layers_the_last_is_the_highest_captured_layer(
     n_layers: int, target: LlamaForCausalLM
 ) -> None:
-    found = new("eagle3", target.config, 24, n_layers, SAYS).captured_layers
+    found = new("eagle3", target.config, 24, n_layers, DRAFT_IDS).captured_layers
     assert found[-1] == n_layers - 1
     assert all(0 <= layer < n_layers for layer in found)
 
@@ -318,8 +320,8 @@ def test_of_few_layers_the_last_is_the_highest_captured_layer(
 def test_of_many_layers_the_captured_layers_are_the_official_codes(
     target: LlamaForCausalLM,
 ) -> None:
-    assert new("eagle3", target.config, 24, 32, SAYS).captured_layers == (1, 15, 28)
-    assert new("eagle3", target.config, 24, 16, SAYS).captured_layers == (1, 7, 12)
+    assert new("eagle3", target.config, 24, 32, DRAFT_IDS).captured_layers == (1, 15, 28)
+    assert new("eagle3", target.config, 24, 16, DRAFT_IDS).captured_layers == (1, 7, 12)
 
 
 LAYER = {
@@ -340,7 +342,7 @@ NAMES: dict[str, dict[str, tuple[int, ...]]] = {
     "eagle3": {
         "fc.weight": (16, 48),
         "norm.weight": (16,),
-        "d2t": (len(SAYS),),
+        "d2t": (len(DRAFT_IDS),),
         "t2d": (VOCABULARY,),
         **under(
             "midlayer.",
@@ -382,14 +384,14 @@ def test_a_file_has_the_published_names_and_shapes_in_fp16(
         "taps": list(head.captured_layers),
     }
     assert config["num_hidden_layers"] == 1
-    assert config.get("draft_vocab_size") == (len(SAYS) if kind == "eagle3" else None)
+    assert config.get("draft_vocab_size") == (len(DRAFT_IDS) if kind == "eagle3" else None)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_shipped_head_stays_below_two_megabytes(schedule: HeadSchedule) -> None:
     wide = LlamaConfig(vocab_size=4096, hidden_size=256, num_attention_heads=4)
-    says = torch.arange(get_head_classes()[schedule.kind].recipe.draft_vocab_size or 0)
-    head = new(schedule.kind, wide, schedule.mlp, 8, says)
+    draft_ids = torch.arange(get_head_classes()[schedule.kind].recipe.draft_vocab_size or 0)
+    head = new(schedule.kind, wide, schedule.mlp, 8, draft_ids)
     size = sum(t.numel() * t.element_size() for t in head_build.to_stored_tensors(head).values())
     assert size < 1_990_000
 
@@ -451,10 +453,12 @@ def follow(
         drafts.new_state(LENGTH),
     )
     tokens = ids[:, 1 : slot + 2]
-    says = torch.arange(VOCABULARY) if head.draft_ids is None else head.draft_ids
+    draft_ids = torch.arange(VOCABULARY) if head.draft_ids is None else head.draft_ids
     for expected in drafted(head, target, ids, 4, torch.tensor([[slot]])):
         out = drafts.forward(Features(tokens, rows), state)
         assert out.logits is not None
-        torch.testing.assert_close(out.logits[0, -1, says], expected[0, 0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            out.logits[0, -1, draft_ids], expected[0, 0], atol=1e-4, rtol=1e-4
+        )
         slot += 1
         tokens, rows = ids[:, slot + 1 : slot + 2], out.hidden[:, -1:]

@@ -270,9 +270,9 @@ def test_an_answer_is_drawn_as_likely_as_the_target_says(
     counts = torch.bincount(torch.tensor([r.answer[0] for r in found.values()]), minlength=280)
     chances = target(torch.tensor([prompt])).logits[0, -1].softmax(-1)
     often = chances * n > 8
-    apart = (counts - chances * n)[often] / (chances * n * (1 - chances))[often].sqrt()
+    z_scores = (counts - chances * n)[often] / (chances * n * (1 - chances))[often].sqrt()
     assert often.sum() > 5
-    assert apart.abs().max() < 4.5
+    assert z_scores.abs().max() < 4.5
 
 
 def test_replies_of_a_killed_run_are_kept_and_the_rest_is_the_same(
@@ -309,11 +309,11 @@ def seen(folder: Path, asks: list[ReplyPrompt], tmp_path_factory: pytest.TempPat
 def test_rows_kept_while_replies_are_made_are_the_targets(
     seen: Path, made: Path, target: LlamaForCausalLM
 ) -> None:
-    given = load_replies(seen / "replies.jsonl")
+    replies = load_replies(seen / "replies.jsonl")
     assert replies_of(seen / "replies.jsonl") == replies_of(made)
     rows, best = HiddenStateFiles(seen, CAPTURED_LAYERS, 16).open_arrays()
-    assert len(rows) == len(best) == sum(reply.size for reply in given)
-    for reply in given:
+    assert len(rows) == len(best) == sum(reply.size for reply in replies)
+    for reply in replies:
         ids = torch.tensor([[*reply.prompt, *reply.answer]])
         read = run_target(target, ids, CAPTURED_LAYERS)
         true = torch.cat([read.features, read.normed], -1)[0, :-1]
@@ -353,22 +353,28 @@ def test_kept_rows_are_the_targets(
 ) -> None:
     """In fp32, whatever the processor multiplies: what is left is the rounding of the file."""
     monkeypatch.setattr(head_losses, "autocast", lambda _: nullcontext())
-    given, files = load_replies(made), HiddenStateFiles(tmp_path, captured_layers, 16)
-    CachedTargetOutput(files, target, captured_layers, given[:3])
+    replies, files = load_replies(made), HiddenStateFiles(tmp_path, captured_layers, 16)
+    CachedTargetOutput(files, target, captured_layers, replies[:3])
     file = next(tmp_path.glob("*.f16"))
     file.write_bytes(file.read_bytes()[:-7])  # a run that was killed
     with files.lock(), pytest.raises(UsageError, match="another process"):
         CachedTargetOutput(
-            HiddenStateFiles(tmp_path, captured_layers, 16), target, captured_layers, given
+            HiddenStateFiles(tmp_path, captured_layers, 16), target, captured_layers, replies
         )
-    kept, says = CachedTargetOutput(files, target, captured_layers, given), torch.arange(0, 280, 3)
-    source = head_trainer.Replies(END, lambda: [reply.encode() for reply in given])
+    cached, draft_ids = (
+        CachedTargetOutput(files, target, captured_layers, replies),
+        torch.arange(0, 280, 3),
+    )
+    source = head_trainer.Replies(END, lambda: [reply.encode() for reply in replies])
     batch = source.batch(2, 128)
     true = run_target(target, batch.inputs, captured_layers, batch.starts)
-    read, real = kept.get_output(batch), batch.weights > 0
+    read, real = cached.get_output(batch), batch.weights > 0
     torch.testing.assert_close(read.features[real], true.features[real], atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(read.normed[real], true.normed[real], atol=2e-3, rtol=2e-3)
-    ours, theirs = kept.predict(batch, read.normed, says), predict_target(target, true.normed, says)
+    ours, theirs = (
+        cached.predict(batch, read.normed, draft_ids),
+        predict_target(target, true.normed, draft_ids),
+    )
     torch.testing.assert_close(ours.logits[real], theirs.logits[real], atol=5e-3, rtol=5e-3)
     assert torch.equal(ours.draftable[real], theirs.draftable[real])
 
@@ -456,14 +462,14 @@ def test_a_head_for_it_says_a_part_of_the_vocabulary_whether_stopped_or_not(
     decoder = load_decoder(folder, name="target")
     decoding = (EagleHead, Eagle3Head, MtpHead, FalconHead, ChimeraHead)
     loads: Any = next(each for each in decoding if each.kind == kind)
-    said = loads.load(whole / plan.name, {"target": decoder}).unembed(torch.ones(1, 16))
-    assert said.isfinite().sum() == len(ours["d2t"]) == 100
+    logits = loads.load(whole / plan.name, {"target": decoder}).unembed(torch.ones(1, 16))
+    assert logits.isfinite().sum() == len(ours["d2t"]) == 100
 
 
 def aligner(out: Path, folder: Path, kill_after: int | None = None) -> Aligner:
     base = trainer(out, folder, kill_after)
-    given = {each.name: getattr(base, each.name) for each in fields(base)}
-    return Aligner(**given, layers=3, begin="ends", vocabulary=100)
+    settings = {each.name: getattr(base, each.name) for each in fields(base)}
+    return Aligner(**settings, layers=3, begin="ends", vocabulary=100)
 
 
 def test_a_draft_of_its_layers_says_a_part_of_the_vocabulary_whether_stopped_or_not(
@@ -484,17 +490,20 @@ def test_a_draft_of_its_layers_says_a_part_of_the_vocabulary_whether_stopped_or_
     facts = json.loads((whole / "kl" / "alignment.json").read_text())
     assert (facts["start"], facts["vocabulary"]) == ("layers 0, 1, 7 of the target", "100")
     # What is the target's stays so, row by row; the layers learn.
-    held, says = target.state_dict(), torch.arange(100) + ours["d2t"]
-    assert torch.equal(ours["model.embed_tokens.weight"], held["model.embed_tokens.weight"].half())
-    assert torch.equal(ours["lm_head.weight"], held["lm_head.weight"].half()[says])
+    target_weights, output_ids = target.state_dict(), torch.arange(100) + ours["d2t"]
+    assert torch.equal(
+        ours["model.embed_tokens.weight"], target_weights["model.embed_tokens.weight"].half()
+    )
+    assert torch.equal(ours["lm_head.weight"], target_weights["lm_head.weight"].half()[output_ids])
     learnt, began = (
-        each[f"model.layers.{at}.mlp.up_proj.weight"] for each, at in ((ours, 2), (held, 7))
+        each[f"model.layers.{at}.mlp.up_proj.weight"]
+        for each, at in ((ours, 2), (target_weights, 7))
     )
     assert 0 < (learnt - began).abs().max() < 0.1
     draft = load_decoder(whole / "kl", name="draft")
     logits = draft.forward(Tokens(torch.tensor([[5, 6]])), draft.new_state(2)).logits
     assert logits is not None and logits.shape[-1] == target.config.vocab_size
-    assert torch.equal(logits[0, 0].isfinite().nonzero()[:, 0], says)
+    assert torch.equal(logits[0, 0].isfinite().nonzero()[:, 0], output_ids)
     assert draft.n_layers == 3
     # Trained further, it keeps them; from random weights of its shape there is nothing to
     # keep.
@@ -515,10 +524,10 @@ def test_a_draft_of_all_its_layers_that_says_everything_is_the_target(
     folder: Path, answered: Path
 ) -> None:
     made = replace(aligner(answered, folder), layers=8, vocabulary=None)
-    said = made._estimate(made._make_initial_model(), 0)
-    assert said.alpha == pytest.approx(1.0, abs=1e-4)
+    estimate = made._estimate(made._make_initial_model(), 0)
+    assert estimate.alpha == pytest.approx(1.0, abs=1e-4)
     cut = replace(made, vocabulary=100)
-    assert 0 < cut._estimate(cut._make_initial_model(), 0).alpha < said.alpha
+    assert 0 < cut._estimate(cut._make_initial_model(), 0).alpha < estimate.alpha
 
 
 def test_layers_that_it_has_not_are_refused(folder: Path, answered: Path) -> None:

@@ -101,11 +101,11 @@ def test_a_level_is_about_the_token_as_far_behind_the_next(target: LlamaForCausa
     slots = torch.tensor([[2, 9, 15]])
     with torch.no_grad():
         read = run_target(target, ids, head.captured_layers, torch.tensor([[0] * 11 + [11] * 13]))
-        said = head(read.features[0, slots[0]])
+        logits = head(read.features[0, slots[0]])
         steps = list(unroll(head, target, ids, read, slots, 3))
     assert len(steps) == 3
     for level, step in enumerate(steps):
-        torch.testing.assert_close(step.logits[0], said[level])
+        torch.testing.assert_close(step.logits[0], logits[level])
         assert step.positions.tolist() == [[3 + level, 10 + level, 16 + level]]
     assert [step.valid.tolist() for step in steps] == [  # slot 9's chat ends with place 10
         [[True, True, True]],
@@ -125,11 +125,11 @@ def test_the_loss_is_the_cross_entropy_to_the_targets_distributions(
     with torch.no_grad(), autocast(ids.device):
         read = run_target(target, batch.inputs, head.captured_layers, batch.starts)
         wanted = target.lm_head(read.normed).float()[0].softmax(-1)
-        said = head(read.features[0]).float().log_softmax(-1)
+        logits = head(read.features[0]).float().log_softmax(-1)
     total = 0.0
     for level, share in enumerate((1.0, 0.5, 0.25)):
         at = torch.arange(10 + level, 15)  # drafted from slots 9 to 13, before the answer's tokens
-        each = -(wanted[at] * said[level, at - level - 1]).sum(-1)
+        each = -(wanted[at] * logits[level, at - level - 1]).sum(-1)
         total += share * float(each.mean())
     assert loss.item() == pytest.approx(total / 1.75, rel=2e-3)
     torch.autograd.backward(loss)
@@ -145,8 +145,8 @@ def test_a_head_that_foresees_the_text_is_estimated_to_reach_its_depth(
     class Knows(FeatureHead):
         kind = "knows"
 
-        def forward(self, given: Tensor) -> Tensor:
-            place = torch.cdist(given.float(), rows.float()).argmin(-1)
+        def forward(self, features: Tensor) -> Tensor:
+            place = torch.cdist(features.float(), rows.float()).argmin(-1)
             after = [(place + 2 + level).clamp(max=LENGTH - 1) for level in range(2)]
             return nn.functional.one_hot(ids[0, torch.stack(after)], VOCABULARY).float()
 

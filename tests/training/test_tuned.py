@@ -77,8 +77,8 @@ def test_the_loss_is_that_of_every_token_and_of_every_mask(
         for slot in slots:
             rows = model.model.embed_tokens(batch.inputs[:, : slot + 1])
             rows = torch.cat((rows, head.mask.expand(1, 2, -1)), 1)
-            said = model(inputs_embeds=rows, use_cache=False).logits[0, slot + 1 :].float()
-            for mask, row in enumerate(said):  # mask j says the token behind its own place
+            logits = model(inputs_embeds=rows, use_cache=False).logits[0, slot + 1 :].float()
+            for mask, row in enumerate(logits):  # mask j says the token behind its own place
                 at = slot + 1 + mask
                 if at < 20:
                     total += float(weights[0, at] * F.cross_entropy(row, ids[0, at + 1]))

@@ -46,7 +46,7 @@ def run(capsys, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def made(tmp_path):
+def run_folder(tmp_path):
     """A finished run of vanilla, sps, pld and peers, in a folder of its own."""
     folder = tmp_path / "made"
     shutil.copytree(REFERENCE, folder)
@@ -54,9 +54,9 @@ def made(tmp_path):
 
 
 @pytest.fixture
-def costs(made):
+def costs(run_folder):
     """Costs of that run's machine, models and set-up: 1 ms a forward and 0.1 ms a token."""
-    manifest = json.loads((made / "manifest.json").read_text())
+    manifest = json.loads((run_folder / "manifest.json").read_text())
     config = manifest["config"]["effective"]
     points = [
         {"n_tokens": n, "context": c, "ns": 1e6 + 1e5 * n, "spread": 0.0, "samples": 9}
@@ -84,31 +84,31 @@ def costs(made):
 
 
 @pytest.fixture
-def kept(run, costs):
+def saved_costs(run, costs):
     """The same costs, where a probe keeps them."""
     path = cache_path(costs.machine["id"], costs.models, costs.setup)
     costs.save(path)
     return path
 
 
-def changed(costs, path, **changes):
+def save_changed(costs, path, **changes):
     """A file of costs that differ."""
     costs.model_copy(update=changes).save(path)
     return str(path)
 
 
-def table_of(out):
+def read_table(out):
     return list(csv.DictReader(io.StringIO(out), delimiter="\t"))
 
 
-def test_run_is_predicted_by_the_costs_kept_of_its_machine(run, made, kept):
-    code, out, err = run("predict", str(made))
-    rows = table_of(out)
+def test_run_is_predicted_by_the_costs_kept_of_its_machine(run, run_folder, saved_costs):
+    code, out, err = run("predict", str(run_folder))
+    rows = read_table(out)
     assert code == 0
     assert [row["label"] for row in rows] == METHODS
     assert "hf:vanilla: no prediction: its forwards are not metered" in err
     vanilla = rows[0]
-    records = map(json.loads, (made / "records.jsonl").read_text().splitlines())
+    records = map(json.loads, (run_folder / "records.jsonl").read_text().splitlines())
     steps = sum(len(r["steps"]["levels"]) for r in records if r["label"] == "vanilla")
     assert float(vanilla["predicted"]) == pytest.approx(steps * 1.2e6)
     ratio = float(vanilla["predicted"]) / float(vanilla["measured"])
@@ -116,12 +116,12 @@ def test_run_is_predicted_by_the_costs_kept_of_its_machine(run, made, kept):
     assert float(vanilla["error"]) == pytest.approx(ratio - 1, abs=1e-6)
 
 
-def test_person_gets_a_table_that_fits(run, made, kept, monkeypatch):
+def test_person_gets_a_table_that_fits(run, run_folder, saved_costs, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
-    code, out, _ = run("predict", str(made))
+    code, out, _ = run("predict", str(run_folder))
     assert code == 0
-    machine = json.loads((made / "manifest.json").read_text())["machine"]
+    machine = json.loads((run_folder / "manifest.json").read_text())["machine"]
     assert f"costs: {machine['hardware']['cpu']}" in out
     assert "efficiency" in out
     assert [word for word in out.split() if word in METHODS[:3]] == METHODS[:3]
@@ -129,8 +129,8 @@ def test_person_gets_a_table_that_fits(run, made, kept, monkeypatch):
     assert max(map(len, lines)) <= 100
 
 
-def test_json_has_every_row(run, made, kept):
-    code, out, _ = run("predict", str(made), "--json")
+def test_json_has_every_row(run, run_folder, saved_costs):
+    code, out, _ = run("predict", str(run_folder), "--json")
     event = json.loads(out)
     assert code == 0
     assert event["costs"]["modelled_for"] is None
@@ -138,45 +138,45 @@ def test_json_has_every_row(run, made, kept):
     assert event["rows"][0]["outputs"] == 14
 
 
-def test_pinned_costs_of_another_machine_are_labelled(run, made, costs, tmp_path):
-    file = changed(costs, tmp_path / "b.json", machine={"id": "other"})
-    code, _, err = run("predict", str(made), "--costs", file)
+def test_pinned_costs_of_another_machine_are_labelled(run, run_folder, costs, tmp_path):
+    file = save_changed(costs, tmp_path / "b.json", machine={"id": "other"})
+    code, _, err = run("predict", str(run_folder), "--costs", file)
     assert code == 0
     assert "the costs are for another machine than the run was made on" in err
     setup = costs.setup.model_copy(update={"threads": 1})
-    file = changed(costs, tmp_path / "c.json", setup=setup)
-    event = json.loads(run("predict", str(made), "--costs", file, "--json")[1])
+    file = save_changed(costs, tmp_path / "c.json", setup=setup)
+    event = json.loads(run("predict", str(run_folder), "--costs", file, "--json")[1])
     assert event["costs"]["modelled_for"] == "another set-up than the run's (cpu float32 2 threads)"
 
 
-def test_noisy_costs_and_a_sampled_run_are_labelled(run, made, costs, tmp_path):
+def test_noisy_costs_and_a_sampled_run_are_labelled(run, run_folder, costs, tmp_path):
     noisy = costs.quietness.model_copy(update={"noisy": True})
-    manifest = json.loads((made / "manifest.json").read_text())
+    manifest = json.loads((run_folder / "manifest.json").read_text())
     manifest["config"]["effective"] |= {"verify": "rejection", "temperature": 0.8}
-    (made / "manifest.json").write_text(json.dumps(manifest))
-    file = changed(costs, tmp_path / "b.json", quietness=noisy)
-    _, _, err = run("predict", str(made), "--costs", file)
+    (run_folder / "manifest.json").write_text(json.dumps(manifest))
+    file = save_changed(costs, tmp_path / "b.json", quietness=noisy)
+    _, _, err = run("predict", str(run_folder), "--costs", file)
     assert "noisy costs" in err
     assert (
         "host: probed with greedy decoding, so extra host time of sampling is not predicted" in err
     )
 
 
-def test_what_a_run_would_take_elsewhere_is_beside(run, made, kept, costs, tmp_path):
+def test_what_a_run_would_take_elsewhere_is_beside(run, run_folder, saved_costs, costs, tmp_path):
     host = costs.host.model_copy(update={"step": 2e5})
-    file = changed(costs, tmp_path / "b.json", machine={"id": "other"}, host=host)
-    code, out, err = run("predict", str(made), "--against", file)
-    rows = table_of(out)
+    file = save_changed(costs, tmp_path / "b.json", machine={"id": "other"}, host=host)
+    code, out, err = run("predict", str(run_folder), "--against", file)
+    rows = read_table(out)
     assert code == 0
     assert "predicted for another machine: ?, cpu float32 2 threads" in err
     assert float(rows[0]["elsewhere"]) == pytest.approx(float(rows[0]["predicted"]) * 1.3 / 1.2)
 
 
-def test_machine_without_costs_is_told_how_to_get_them(run, made, monkeypatch):
-    own = json.loads((made / "manifest.json").read_text())["machine"]
+def test_machine_without_costs_is_told_how_to_get_them(run, run_folder, monkeypatch):
+    own = json.loads((run_folder / "manifest.json").read_text())["machine"]
     elsewhere = {**own, "id": "another"}
     monkeypatch.setattr("specbench_cli.measure.machine.fingerprint", lambda: elsewhere)
-    code, out, err = run("predict", str(made))
+    code, out, err = run("predict", str(run_folder))
     assert (code, out) == (3, "")
     assert (
         "the forward costs of embedded-7m and embedded-1m (cpu float32 2 threads) were not" in err
@@ -185,16 +185,16 @@ def test_machine_without_costs_is_told_how_to_get_them(run, made, monkeypatch):
     assert command in err
     assert "--costs FILE" in err
     monkeypatch.setattr("specbench_cli.measure.machine.fingerprint", lambda: own)
-    code, _, err = run("predict", str(made))
+    code, _, err = run("predict", str(run_folder))
     assert code == 3
     assert "on this machine yet" in err
     assert command in err
 
 
-def test_costs_of_other_models_are_refused(run, made, costs, tmp_path):
+def test_costs_of_other_models_are_refused(run, run_folder, costs, tmp_path):
     models = {"target": {"label": "llama-7b", "sha256": "ff"}}
     code, _, err = run(
-        "predict", str(made), "--costs", changed(costs, tmp_path / "b", models=models)
+        "predict", str(run_folder), "--costs", save_changed(costs, tmp_path / "b", models=models)
     )
     assert code == 2
     assert "measured for other models: target llama-7b" in err
@@ -202,7 +202,7 @@ def test_costs_of_other_models_are_refused(run, made, costs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "message"),
     [
         ([], "give exactly one of RUN, --probe and --compare"),
         (["last", "--probe"], "give exactly one of RUN, --probe and --compare"),
@@ -222,10 +222,10 @@ def test_costs_of_other_models_are_refused(run, made, costs, tmp_path):
         (["--compare", "a.json", "b.json"], "cannot read costs from a.json"),
     ],
 )
-def test_mistake_is_refused_with_the_next_command(run, args, says):
+def test_mistake_is_refused_with_the_next_command(run, args, message):
     code, out, err = run("predict", *args)
     assert (code, out) == (2, "")
-    assert says in err
+    assert message in err
     assert "hint: " in err
 
 
@@ -233,14 +233,14 @@ def test_two_probes_are_compared_point_by_point(run, costs, tmp_path):
     host = costs.host.model_copy(update={"points": ()})
     curves = json.loads(json.dumps(costs.model_dump(mode="json")["curves"]))
     curves["draft"]["forwards"][0]["ns"] *= 1.25
-    first = changed(costs, tmp_path / "a.json", host=host)
+    first = save_changed(costs, tmp_path / "a.json", host=host)
     slower = Costs.model_validate(
         {**costs.model_dump(mode="json", by_alias=True), "curves": curves}
     )
     slower.save(tmp_path / "b.json")
     code, out, err = run("predict", "--compare", first, str(tmp_path / "b.json"))
     assert code == 0
-    assert float(table_of(out)[0]["relative"]) == pytest.approx(0.25)
+    assert float(read_table(out)[0]["relative"]) == pytest.approx(0.25)
     assert "12 points: median difference 0.0%, worst 25.0% (draft, 1 tokens after 16)" in err
     _, out, _ = run("predict", "--compare", first, str(tmp_path / "b.json"), "--json")
     assert json.loads(out)["points"][0]["relative"] == pytest.approx(0.25)
@@ -276,14 +276,14 @@ def test_probe_then_run_then_prediction(run, small_probe):
     assert run("run", *small, *noisy)[0] == 0
     code, out, err = run("predict", "last")
     assert code == 0, err
-    assert [row["label"] for row in table_of(out)] == METHODS
-    assert all(float(row["predicted"]) > 0 for row in table_of(out))
+    assert [row["label"] for row in read_table(out)] == METHODS
+    assert all(float(row["predicted"]) > 0 for row in read_table(out))
 
 
 def test_probe_of_a_target_alone_prints_its_points(run, small_probe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    asked = ["--target", "embedded-1m", "--rounds", "1", "--threads", "1", "--allow-noise"]
-    code, out, err = run("predict", "--probe", *asked, "--batch", "3", "--out", "costs.json")
+    options = ["--target", "embedded-1m", "--rounds", "1", "--threads", "1", "--allow-noise"]
+    code, out, err = run("predict", "--probe", *options, "--batch", "3", "--out", "costs.json")
     assert code == 0, err
     assert "in costs.json" in err
     assert "batches up to 3: each further sequence of a forward" in err
@@ -291,9 +291,9 @@ def test_probe_of_a_target_alone_prints_its_points(run, small_probe, tmp_path, m
     assert [(at.name, at.sequences) for at in points] == list(
         product(("pld", "vanilla"), (1, 2, 3))
     )
-    assert {row["model"] for row in table_of(out)} == {"target"}
-    assert len(table_of(out)) == (2 + 1) * 2 + 2
-    assert sum(row["tree"] == "True" for row in table_of(out)) == 2
+    assert {row["model"] for row in read_table(out)} == {"target"}
+    assert len(read_table(out)) == (2 + 1) * 2 + 2
+    assert sum(row["tree"] == "True" for row in read_table(out)) == 2
 
 
 @pytest.fixture
@@ -321,19 +321,19 @@ def test_head_that_is_asked_for_is_probed_and_its_rows_are_predicted(
 ):
     monkeypatch.setitem(probing.PROBED_PARAMS, "eagle2", ({"depth": 2, "nodes": 4},))
     head, other = make_head(1), make_head(2)
-    asked = ["--target", "embedded-1m", "--threads", "1", "--allow-noise", "-m", "eagle2"]
-    code, out, err = run("predict", "--probe", "--rounds", "1", *asked, "--set", head)
+    options = ["--target", "embedded-1m", "--threads", "1", "--allow-noise", "-m", "eagle2"]
+    code, out, err = run("predict", "--probe", "--rounds", "1", *options, "--set", head)
     assert code == 0, err
-    assert {row["model"] for row in table_of(out)} == {"target", "eagle"}
+    assert {row["model"] for row in read_table(out)} == {"target", "eagle"}
     assert "host, eagle2: " in err
     small = ["--limit", "1", "--max-new-tokens", "8"]
-    assert run("run", *asked, *small, "--set", head)[0] == 0
+    assert run("run", *options, *small, "--set", head)[0] == 0
     code, out, err = run("predict", "last")
-    assert [row["label"] for row in table_of(out)] == ["vanilla", "eagle2", "all"]
-    assert float(table_of(out)[1]["predicted"]) > 0
-    assert run("run", *asked, *small, "--set", other)[0] == 0
+    assert [row["label"] for row in read_table(out)] == ["vanilla", "eagle2", "all"]
+    assert float(read_table(out)[1]["predicted"]) > 0
+    assert run("run", *options, *small, "--set", other)[0] == 0
     code, out, err = run("predict", "last")
-    assert (code, [row["label"] for row in table_of(out)]) == (0, ["vanilla"])
+    assert (code, [row["label"] for row in read_table(out)]) == (0, ["vanilla"])
     assert (
         "eagle2: no prediction: the probe measured another eagle; specbench predict --probe" in err
     )
@@ -345,8 +345,8 @@ def test_machine_that_is_never_quiet_keeps_no_costs(run, small_probe, monkeypatc
 
     monkeypatch.setattr(NoiseMeter, "is_full", lambda self: True)
     monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.5)
-    asked = ["--target", "embedded-1m", "--rounds", "1", "--threads", "1", "--out", "costs.json"]
-    code, out, err = run("predict", "--probe", *asked)
+    options = ["--target", "embedded-1m", "--rounds", "1", "--threads", "1", "--out", "costs.json"]
+    code, out, err = run("predict", "--probe", *options)
     assert (code, out) == (3, "")
     assert "other programs used too much CPU in 1 of 1 rounds" in err
     assert "--allow-noise" in err
@@ -367,29 +367,29 @@ def test_a_plugins_head_without_a_state_is_probed_and_predicted(run, small_probe
     (wanted,) = registry.build("linear", {}).artifacts()
     target = load_decoder(resolve("embedded-1m").path, name="target")
     wanted.kind.random({"target": target}).save(tmp_path / "head")
-    asked = ["--target", "embedded-1m", "--threads", "1", "--allow-noise"]
-    asked += ["--plugin", str(file), "-m", "linear", "--set", f"linear.head={tmp_path / 'head'}"]
+    options = ["--target", "embedded-1m", "--threads", "1", "--allow-noise"]
+    options += ["--plugin", str(file), "-m", "linear", "--set", f"linear.head={tmp_path / 'head'}"]
     small = ["--limit", "1", "--max-new-tokens", "8"]
-    assert run("run", *asked, *small, "--isolation", "none")[0] == 0
-    assert run("predict", "--probe", *asked[:5], "--rounds", "1")[0] == 0  # without the head
+    assert run("run", *options, *small, "--isolation", "none")[0] == 0
+    assert run("predict", "--probe", *options[:5], "--rounds", "1")[0] == 0  # without the head
     code, out, err = run("predict", "last")
-    assert (code, [row["label"] for row in table_of(out)]) == (0, ["vanilla"])
+    assert (code, [row["label"] for row in read_table(out)]) == (0, ["vanilla"])
     assert "the probe has no costs of its linear" in err
     assert "--plugin stateless_head.py" in err
-    code, out, err = run("predict", "--probe", *asked, "--rounds", "1")
+    code, out, err = run("predict", "--probe", *options, "--rounds", "1")
     assert code == 0, err
-    assert {row["model"] for row in table_of(out)} == {"target", "linear"}
+    assert {row["model"] for row in read_table(out)} == {"target", "linear"}
     code, out, err = run("predict", "last")
-    assert [row["label"] for row in table_of(out)] == ["vanilla", "linear", "all"]
-    assert float(table_of(out)[1]["predicted"]) > 0
+    assert [row["label"] for row in read_table(out)] == ["vanilla", "linear", "all"]
+    assert float(read_table(out)[1]["predicted"]) > 0
 
 
 # ---- under load, simulated -----------------------------------------------------------------------
 
 
-def test_a_run_under_load_is_simulated_and_says_that_it_is_modelled(run, made, kept):
-    asked = ("predict", str(made), "--load", "poisson:2,200", "--batch", "2")
-    code, out, _ = run(*asked, "--json")
+def test_a_run_under_load_is_simulated_and_says_that_it_is_modelled(run, run_folder, saved_costs):
+    options = ("predict", str(run_folder), "--load", "poisson:2,200", "--batch", "2")
+    code, out, _ = run(*options, "--json")
     assert code == 0
     (found,) = map(json.loads, out.splitlines())
     assert {row["method"] for row in found["modelled"]} == {"vanilla", "sps", "pld"}
@@ -404,8 +404,8 @@ def test_a_run_under_load_is_simulated_and_says_that_it_is_modelled(run, made, k
     # 1.1 ms a forward of the target and 0.1 ms of the host; sps is dear: its draft costs as much.
     assert slow["vanilla"]["ms_per_token_p50"] == pytest.approx(1.2, rel=0.1)
     assert fast["vanilla"]["saturated"] and (found["measured"], found["errors"]) == ([], [])
-    assert run(*asked, "--json")[1] == out  # the same every time
-    code, out, _ = run(*asked)
+    assert run(*options, "--json")[1] == out  # the same every time
+    code, out, _ = run(*options)
     lines = out.splitlines()
     assert code == 0 and lines[0].startswith("modelled: batch 2")
     assert lines[1].startswith("batches were not probed") and lines[1].endswith("--batch 2)")
@@ -415,21 +415,21 @@ def test_a_run_under_load_is_simulated_and_says_that_it_is_modelled(run, made, k
 
 
 def test_a_probe_before_and_one_after_are_two_passes_of_a_load_and_one_mean_of_a_sweep(
-    run, made, kept, costs, tmp_path
+    run, run_folder, saved_costs, costs, tmp_path
 ):
     curve = costs.curves["target"]
     points = tuple(each.model_copy(update={"ns": 2 * each.ns}) for each in curve.forwards)
     slow = {**costs.curves, "target": curve.model_copy(update={"forwards": points})}
-    before = ("--costs", changed(costs, tmp_path / "b"))
-    after = ("--costs", changed(costs, tmp_path / "c", curves=slow))
-    asked = ("predict", str(made), "--load", "poisson:2", "--json")
-    alone, both = (json.loads(run(*asked, *files)[1]) for files in (before, before + after))
+    before = ("--costs", save_changed(costs, tmp_path / "b"))
+    after = ("--costs", save_changed(costs, tmp_path / "c", curves=slow))
+    options = ("predict", str(run_folder), "--load", "poisson:2", "--json")
+    alone, both = (json.loads(run(*options, *files)[1]) for files in (before, before + after))
     assert (len(alone["also"]), len(both["also"])) == (0, 1)
     one, two = alone["modelled"][0], both["modelled"][0]
     assert two["requests"] == 2 * one["requests"]
     assert two["ms_per_token_p99"] > 1.2 * one["ms_per_token_p99"]
     assert both["forwards"] == 2 * alone["forwards"]
-    swept = ("predict", str(made), "--sweep", "sps.length=1:2:1", "--json")
+    swept = ("predict", str(run_folder), "--sweep", "sps.length=1:2:1", "--json")
     found = [json.loads(run(*swept, *files)[1]) for files in (before, after, before + after)]
     rows = zip(*(each["modelled"] for each in found), strict=True)
     assert [len(each["also"]) for each in found] == [0, 0, 1]
@@ -439,7 +439,7 @@ def test_a_probe_before_and_one_after_are_two_passes_of_a_load_and_one_mean_of_a
 
 
 @pytest.mark.parametrize(
-    ("asked", "why"),
+    ("options", "message"),
     [
         (("--load", "poisson:0"), "RATE must be a number above 0"),
         (("--load", "uniform:3"), "must be poisson:RATE"),
@@ -452,33 +452,35 @@ def test_a_probe_before_and_one_after_are_two_passes_of_a_load_and_one_mean_of_a
         (("--load", "poisson:1", "--batch", "0"), "greater than or equal to 1"),
     ],
 )
-def test_a_load_that_cannot_be_simulated_is_told(run, made, kept, asked, why):
-    code, out, err = run("predict", str(made), *asked)
+def test_a_load_that_cannot_be_simulated_is_told(run, run_folder, saved_costs, options, message):
+    code, out, err = run("predict", str(run_folder), *options)
     assert code == 2 and not out
-    assert why in " ".join(err.replace("│", " ").split())
+    assert message in " ".join(err.replace("│", " ").split())
 
 
-def test_a_trace_shorter_than_the_run_is_told(run, made, kept, tmp_path):
+def test_a_trace_shorter_than_the_run_is_told(run, run_folder, saved_costs, tmp_path):
     (tmp_path / "few.txt").write_text("0\n1\n")
-    code, _, err = run("predict", str(made), "--load", f"trace:{tmp_path}/few.txt")
-    assert code == 2 and "lists 2 arrivals for 12 prompts" in err
+    code, _, err = run("predict", str(run_folder), "--load", f"trace:{tmp_path}/few.txt")
+    assert code == 2 and "2 arrival times for 12 prompts" in err
 
 
 # ---- at other settings, simulated ----------------------------------------------------------------
 
 
-def test_a_rows_own_setting_is_simulated_as_it_went_and_others_by_what_it_accepted(run, made, kept):
+def test_a_rows_own_setting_is_simulated_as_it_went_and_others_by_what_it_accepted(
+    run, run_folder, saved_costs
+):
     own = registry.build("sps", {}).params.length
-    code, out, _ = run("predict", str(made), "--sweep", f"sps.length=1,{own},9", "--json")
+    code, out, _ = run("predict", str(run_folder), "--sweep", f"sps.length=1,{own},9", "--json")
     assert code == 0
     (found,) = map(json.loads, out.splitlines())
     short, same, long = found["modelled"]
     assert {row["of"] for row in found["modelled"]} == {"sps"} and same["outputs"] == 14
-    replayed = json.loads(run("predict", str(made), "--json")[1])["rows"]
+    replayed = json.loads(run("predict", str(run_folder), "--json")[1])["rows"]
     (sps,) = (row for row in replayed if row["label"] == "sps")
     whole = (sps["predicted"] or 0) + (sps["predicted_void"] or 0)
     assert same["decode"] == pytest.approx(whole, rel=0.02)
-    records = [json.loads(line) for line in (made / "records.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (run_folder / "records.jsonl").read_text().splitlines()]
     counted = [r for r in records if r["label"] == "sps" and r["pass"] == 1]
     assert counted
     steps = sum(r["origin"].count("recovered") + r["origin"].count("bonus") for r in counted)
@@ -486,31 +488,35 @@ def test_a_rows_own_setting_is_simulated_as_it_went_and_others_by_what_it_accept
     assert same["mat"] == pytest.approx(tokens / steps, rel=0.02)
     assert short["mat"] < same["mat"] < long["mat"] and short["mat"] <= 2
     assert same["speedup"] == same["vanilla"] / same["decode"]
-    stood, fell = (sum(r["origin"].count(of) for r in counted) for of in ("accepted", "recovered"))
+    n_accepted, n_recovered = (
+        sum(r["origin"].count(of) for r in counted) for of in ("accepted", "recovered")
+    )
     for row, length in ((short, 1), (same, own), (long, 9)):
-        assert row["acceptance"] == stood / (stood + fell)
+        assert row["acceptance"] == n_accepted / (n_accepted + n_recovered)
         needed = row["mat"] / row["speedup"]
         if needed <= length + 1:
             assert expected_tokens(row["break_even"], length) == pytest.approx(needed, rel=1e-4)
         else:
             assert row["break_even"] is None
-    code, out, err = run("predict", str(made), "--sweep", "sps.length=1,9")
+    code, out, err = run("predict", str(run_folder), "--sweep", "sps.length=1,9")
     assert code == 0 and "sps length=9" in out and "acceptance of sps:" in err
     best = min((short, long), key=lambda row: row["decode"])["label"]
     assert f"best of sps: modelled {best}\n" in err
 
 
-def test_a_measured_row_stands_beside_what_another_rows_acceptance_says(run, made, kept):
-    records = [json.loads(line) for line in (made / "records.jsonl").read_text().splitlines()]
+def test_a_measured_row_stands_beside_what_another_rows_acceptance_says(
+    run, run_folder, saved_costs
+):
+    records = [json.loads(line) for line in (run_folder / "records.jsonl").read_text().splitlines()]
     for record in records:
         if record["label"] == "sps":
             record["label"], record["void"] = "sps length=5", False
-    (made / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    manifest = (made / "manifest.json").read_text()
+    (run_folder / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    manifest = (run_folder / "manifest.json").read_text()
     manifest = manifest.replace('"label": "sps"', '"label": "sps length=5"')
-    (made / "manifest.json").write_text(manifest)
-    asked = ("--sweep", "sps.length=5:6:1", "--row", "sps length=5", "--json")
-    code, out, err = run("predict", str(made), *asked)
+    (run_folder / "manifest.json").write_text(manifest)
+    options = ("--sweep", "sps.length=5:6:1", "--row", "sps length=5", "--json")
+    code, out, err = run("predict", str(run_folder), *options)
     assert code == 0, err
     (found,) = map(json.loads, out.splitlines())
     same, other = found["modelled"]
@@ -519,7 +525,7 @@ def test_a_measured_row_stands_beside_what_another_rows_acceptance_says(run, mad
 
 
 @pytest.mark.parametrize(
-    ("asked", "why"),
+    ("options", "message"),
     [
         (("--sweep", "sps.length=1:5:1", "--row", "pld"), "no method 'pld' of sps; it has"),
         (("--sweep", "eagle2.depth=1,2"), "no method 'eagle2' of eagle2"),
@@ -533,7 +539,7 @@ def test_a_measured_row_stands_beside_what_another_rows_acceptance_says(run, mad
         (("--row", "sps"), "--row selects the method whose acceptance --sweep uses"),
     ],
 )
-def test_a_setting_that_cannot_be_simulated_is_told(run, made, kept, asked, why):
-    code, out, err = run("predict", str(made), *asked)
+def test_a_setting_that_cannot_be_simulated_is_told(run, run_folder, saved_costs, options, message):
+    code, out, err = run("predict", str(run_folder), *options)
     assert code == 2 and not out
-    assert why in " ".join(err.replace("│", " ").split())
+    assert message in " ".join(err.replace("│", " ").split())

@@ -99,7 +99,7 @@ REFUSED = [
     (["-t", "empty.jsonl"], "empty.jsonl holds no question", "messages"),
     (["-t", "wrong.jsonl"], "wrong.jsonl:2: 'messages' must be a list", "messages"),
     (["-t", "broken.jsonl"], "broken.jsonl:1: not JSON", "messages"),
-    (["-t", "one.jsonl"], "recommend chooses on some questions", "--limit"),
+    (["-t", "one.jsonl"], "recommend needs development and held-out questions", "--limit"),
     (["-m", "hf:assisted"], "hf:assisted is a method of another program", "specbench run"),
     (["-m", "psl"], "no method 'psl'; did you mean", "specbench list methods"),
     (["-m", "vanilla"], "there is nothing to choose from", "-m sps,pld"),
@@ -114,8 +114,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("args", "says", "hint"), REFUSED)
-def test_what_is_wrong_is_said_with_its_value_and_what_to_do(run, tmp_path, args, says, hint):
+@pytest.mark.parametrize(("args", "message", "hint"), REFUSED)
+def test_what_is_wrong_is_said_with_its_value_and_what_to_do(run, tmp_path, args, message, hint):
     (tmp_path / "empty.jsonl").write_text("\n")
     traffic(tmp_path / "one.jsonl", "alone")
     traffic(tmp_path / "wrong.jsonl", "right")
@@ -125,6 +125,6 @@ def test_what_is_wrong_is_said_with_its_value_and_what_to_do(run, tmp_path, args
     code, out, err = run(*args)
     assert (code, out) == (2, "")
     first, *rest = [line for line in err.splitlines() if line.startswith(("error", "hint"))]
-    assert says in first
+    assert message in first
     assert any(hint in line for line in rest)
     assert not list(tmp_path.glob("results/runs/*"))

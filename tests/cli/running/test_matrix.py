@@ -75,8 +75,8 @@ def test_last_is_the_whole_and_its_report_is_one_table(finished, call_here, caps
     code, out, _ = call_here(capsys, "report", "last", "--json")
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == 0
-    told = {(row["method"], row["target_model"]) for row in rows if row["family"] == "all"}
-    assert told == {
+    combined = {(row["method"], row["target_model"]) for row in rows if row["family"] == "all"}
+    assert combined == {
         (f"{method} @{name}", name.partition("+")[0])
         for method in ("vanilla", "sps", "pld")
         for name in RUNS
@@ -96,7 +96,7 @@ def test_a_matrix_is_compared_with_a_matrix_target_by_target(finished, call_here
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("args", "message"),
     [
         ("report here --prompt mini/qa-000", "contains several runs, one for each target"),
         (f"report here here/{RUNS[0]}", "cannot be combined with other runs"),
@@ -105,10 +105,12 @@ def test_a_matrix_is_compared_with_a_matrix_target_by_target(finished, call_here
         ("predict here", "contains several runs"),
     ],
 )
-def test_a_command_for_one_run_says_that_here_are_several(finished, call_here, capsys, asked, says):
-    code, out, err = call_here(capsys, *asked.split())
+def test_a_command_for_one_run_says_that_here_are_several(
+    finished, call_here, capsys, args, message
+):
+    code, out, err = call_here(capsys, *args.split())
     assert (code, out) == (2, "")
-    assert says in err
+    assert message in err
 
 
 def test_json_ends_with_all_rows_and_where_the_runs_are(call_here, capsys):

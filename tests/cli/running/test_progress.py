@@ -112,9 +112,9 @@ def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
     view.prompt(PromptProgress("", 1, 2, 30.0))  # it takes its time
     view.prompt(PromptProgress("", 2, 2, None))
     view.note("something [odd]")
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.splitlines() == [
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
         "0 s 4 outputs (prompts x methods x repeats), in runs/x",
         "0 s warming up 2 methods",
         "0 s prompt 1 of 2 done",
@@ -137,11 +137,11 @@ def test_what_helps_against_noise_is_said_once_while_the_run_lasts(capsys):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [(0.2, "1 s"), (59, "59 s"), (61, "1 min 1 s"), (3599, "1 h 0 min"), (11400, "3 h 10 min")],
 )
-def test_time_is_said_as_a_person_says_it(seconds, said):
-    assert format_duration(seconds) == said
+def test_time_is_said_as_a_person_says_it(seconds, text):
+    assert format_duration(seconds) == text
 
 
 def test_part_of_a_run_is_named_and_what_the_time_left_is_of():
@@ -165,8 +165,8 @@ def test_the_time_left_counts_the_report_which_a_tuning_has_not(part, capsys):
 
 def test_resumed_run_says_what_is_there(capsys):
     LogDisplay().started(10, 4, Path("runs/x"))
-    said = r"\d\d:\d\d:\d\d 10 outputs \(prompts .*\), 4 of them already measured, in runs/x\n"
-    assert re.fullmatch(said, capsys.readouterr().err)
+    line = r"\d\d:\d\d:\d\d 10 outputs \(prompts .*\), 4 of them already measured, in runs/x\n"
+    assert re.fullmatch(line, capsys.readouterr().err)
 
 
 def test_json_events_are_a_line_each(capsys):

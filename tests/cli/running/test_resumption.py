@@ -30,11 +30,11 @@ def test_a_resume_command_is_named_only_where_there_is_a_run(tmp_path, monkeypat
     if kept:
         RunDir.create(place, {"schema": 9})
     with (
-        pytest.raises(EnvironmentFault) as told,
+        pytest.raises(EnvironmentFault) as error,
         show_resume_command(place, View(), is_repeat=False),
     ):
         raise fault
-    assert (f"specbench run --resume {place}" in (told.value.hint or "")) == kept
+    assert (f"specbench run --resume {place}" in (error.value.hint or "")) == kept
 
 
 @pytest.mark.parametrize("kept", [False, True])

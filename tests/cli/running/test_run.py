@@ -96,19 +96,19 @@ def test_file_of_turns_that_cannot_be_is_exit_2(run, tmp_path):
 
 def test_every_field_is_an_option_whose_help_shows_its_default():
     command = get_command(app._select_commands(["run"])).commands["run"]
-    shown = {param.name: param.show_default for param in command.params}
-    assert RunConfig.model_fields.keys() <= shown.keys()
+    defaults = {param.name: param.show_default for param in command.params}
+    assert RunConfig.model_fields.keys() <= defaults.keys()
     plain = {
         name: field.default
         for name, field in RunConfig.model_fields.items()
         if isinstance(field.default, str | int | float) and not isinstance(field.default, bool)
     }
-    assert {name: shown[name] for name in plain} == {
+    assert {name: defaults[name] for name in plain} == {
         name: f"{value:g}" if isinstance(value, float) else str(value)
         for name, value in plain.items()
     }
-    assert shown["methods"] == ", ".join(DEFAULT_METHODS)
-    assert all(shown.values())
+    assert defaults["methods"] == ", ".join(DEFAULT_METHODS)
+    assert all(defaults.values())
 
 
 def test_help_fits_80_columns_in_panels_and_says_no_types_of_flags(run, monkeypatch):
@@ -124,8 +124,8 @@ def test_help_fits_80_columns_in_panels_and_says_no_types_of_flags(run, monkeypa
 
 def test_profiles_are_described_by_the_help(run):
     _, out, _ = run("run", "--help")
-    said = " ".join(out.split())
-    assert all(f"{name}: {about}." in said for name, about in PROFILES.items())
+    text = " ".join(out.split())
+    assert all(f"{name}: {about}." in text for name, about in PROFILES.items())
 
 
 def test_unknown_profile_is_refused_with_the_nearest_one(run):

@@ -97,7 +97,7 @@ def test_tune_alone_means_eight_candidates(args, words):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ("--sweep spss.length=3", "there is no method 'spss'; did you mean 'sps'?"),
         ("--sweep sps.lenght=3", "sps.lenght is not known; did you mean 'length'?"),
@@ -114,9 +114,9 @@ def test_tune_alone_means_eight_candidates(args, words):
         ("--tune-by forwards", "tune_by 'forwards' needs --tune; add --tune 8"),
     ],
 )
-def test_mistake_is_told_and_leaves_nothing(run, tmp_path, options, says):
+def test_mistake_is_told_and_leaves_nothing(run, tmp_path, options, message):
     code, out, err = run(f"run {options}")
     assert (code, out) == (2, "")
-    assert says in err
+    assert message in err
     assert "hint: " in err
     assert not list(tmp_path.iterdir())

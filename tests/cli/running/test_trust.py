@@ -425,8 +425,8 @@ def swap(monkeypatch, write):
     """Have a plug-in replaced as soon as it was checked."""
 
     def make(plugin):
-        def check(asked, source, real=permission.check):
-            real(asked, source)
+        def check(path, source, real=permission.check):
+            real(path, source)
             write(plugin, word="other")
 
         monkeypatch.setattr(permission, "check", check)

@@ -47,11 +47,11 @@ def test_a_killed_pass_is_one_error_and_nothing_is_left_of_it(tmp_path, env):
         assert len(processes) > 1  # the drafter's
         pass_.kill()
         killed = time.monotonic()
-        says = run.stderr.read()
+        stderr = run.stderr.read()
         run.wait()
         assert time.monotonic() - killed < 20  # 5 on a machine that nobody else uses
     assert run.returncode == 3
-    assert says == (
+    assert stderr == (
         "error: pass 1 was not finished: its process was killed (SIGKILL)\n"
         f"hint: specbench run --resume {out}\n"
     )
@@ -68,14 +68,14 @@ def test_places_that_are_not_there_are_refused_before_anything_runs(tmp_path, mo
         code = app._run(["run", *args])
         return code, capsys.readouterr().err
 
-    code, says = refused("-m", "pearl", "--devices", "target=cpu:0,draft=cpu:4000")
+    code, stderr = refused("-m", "pearl", "--devices", "target=cpu:0,draft=cpu:4000")
     assert code == 3
-    assert "may not use core 4000" in says
-    code, says = refused("-m", "pearl", "--devices", "target=cpu:0,draft=cpu:0")
+    assert "may not use core 4000" in stderr
+    code, stderr = refused("-m", "pearl", "--devices", "target=cpu:0,draft=cpu:0")
     assert code == 2
-    assert says.startswith("error: --devices gives core 0 to both target and draft")
+    assert stderr.startswith("error: --devices gives core 0 to both target and draft")
     monkeypatch.setenv("SPECBENCH_DEVICES", "target=cpu:0,draft=cpu:1")
-    code, says = refused("-m", "sps")
+    code, stderr = refused("-m", "sps")
     assert code == 2
-    assert "--devices needs a method that drafts in parallel with the target" in says
+    assert "--devices needs a method that drafts in parallel with the target" in stderr
     assert list(tmp_path.iterdir()) == []

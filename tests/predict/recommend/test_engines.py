@@ -62,14 +62,14 @@ def test_line_is_filled_and_parses_as_its_engine_reads_it(engine, kind, method, 
         options = {word for word in words if word.startswith("--")}
         assert options and options <= OPTIONS[engine]
         if engine == "vLLM":
-            told = json.loads(words[words.index("--speculative-config") + 1])
-            assert told["num_speculative_tokens"] >= 1 and told["method"]
+            settings = json.loads(words[words.index("--speculative-config") + 1])
+            assert settings["num_speculative_tokens"] >= 1 and settings["method"]
     elif kind == "yaml":
-        told = yaml.safe_load(line.text)["speculative_config"]
-        assert told["decoding_type"] in {
+        settings = yaml.safe_load(line.text)["speculative_config"]
+        assert settings["decoding_type"] in {
             "DraftTarget", "NGram", "Eagle3", "MTP", "PARD", "DFlash", "SA"
         }  # fmt: skip
-        assert told["max_draft_len"] >= 1
+        assert settings["max_draft_len"] >= 1
     else:
         ast.parse(line.text)
 
@@ -98,8 +98,8 @@ def test_transformers_has_the_settings_that_its_lines_set():
 
 def test_a_rule_that_engines_lack_is_said_instead_of_pasted():
     params = registry.declare("sps", {"length": "heuristic"}).params.model_dump()
-    told = {line.engine: line for line in launch_commands("sps", params, NAMES)}
-    assert told["vLLM"].text == "" and "length=heuristic" in told["vLLM"].lacks
+    settings = {line.engine: line for line in launch_commands("sps", params, NAMES)}
+    assert settings["vLLM"].text == "" and "length=heuristic" in settings["vLLM"].lacks
 
 
 def test_settings_decide_which_form_a_line_has():

@@ -69,10 +69,10 @@ def test_halving_keeps_the_faster_half_until_the_fastest_is_left():
 def test_no_round_asks_a_prompt_of_another_and_each_asks_more_than_the_one_before():
     machine = Machine(FAST)
     halve(candidates(), PROMPTS, 600, machine)
-    asked = [prompts for name, (_, prompts) in machine.rounds.items() if name != "pilot"]
-    assert len({prompt for each in asked for prompt in each}) == sum(map(len, asked))
-    assert sorted(map(len, asked)) == list(map(len, asked))
-    assert len(asked[0]) < len(asked[-1])
+    load_options = [prompts for name, (_, prompts) in machine.rounds.items() if name != "pilot"]
+    assert len({prompt for each in load_options for prompt in each}) == sum(map(len, load_options))
+    assert sorted(map(len, load_options)) == list(map(len, load_options))
+    assert len(load_options[0]) < len(load_options[-1])
 
 
 @pytest.mark.parametrize("seconds", [60, 120, 600, 3000])
@@ -224,10 +224,10 @@ def test_nothing_is_recommended_that_the_held_out_interval_does_not_prove(change
     assert why in advice._explain([confirmed], confirmed if chosen else None, outcome)
 
 
-def asked(*methods, **more):
-    given = {"methods": list(methods) or registry.lossless_methods(), "allow_noise": True, **more}
+def load_options(*methods, **more):
+    options = {"methods": list(methods) or registry.lossless_methods(), "allow_noise": True, **more}
     return load(
-        from_command_line(given), None, methods=registry, env={}, folder=Path("/nonexistent")
+        from_command_line(options), None, methods=registry, env={}, folder=Path("/nonexistent")
     )
 
 
@@ -236,8 +236,10 @@ class TestRounds:
     """Rounds as runs, on a small pair."""
 
     def test_the_same_seed_gives_the_same_order_of_trials_and_prompts(self):
-        first, again = (search.create_journal(*asked("sps", "pld", seed=3), 10) for _ in range(2))
-        other = search.create_journal(*asked("sps", "pld", seed=4), 10)
+        first, again = (
+            search.create_journal(*load_options("sps", "pld", seed=3), 10) for _ in range(2)
+        )
+        other = search.create_journal(*load_options("sps", "pld", seed=4), 10)
         assert (first.waves, first.search, first.held_out) == (
             again.waves,
             again.search,
@@ -248,17 +250,17 @@ class TestRounds:
         assert sorted(map(sorted, first.waves[:1])) == sorted(map(sorted, other.waves[:1]))
 
     def test_prompts_that_confirm_share_no_cluster_with_those_that_are_searched_on(self):
-        kept = search.create_journal(*asked("pld"), 10)
+        kept = search.create_journal(*load_options("pld"), 10)
         cluster = {q.prompt_id: q.cluster for q in search.make_plan(kept.config).questions}
         assert not {cluster[p] for p in kept.search} & {cluster[p] for p in kept.held_out}
 
     def test_every_beginning_of_the_prompts_is_spread_over_families(self):
-        kept = search.create_journal(*asked("pld"), 10)
+        kept = search.create_journal(*load_options("pld"), 10)
         family = {q.prompt_id: q.family for q in search.make_plan(kept.config).questions}
         assert len({family[p] for p in kept.search[:6]}) == 6
 
     def test_all_lossless_methods_that_can_run_are_candidates_and_others_are_left_out(self):
-        kept = search.create_journal(*asked(), 10)
+        kept = search.create_journal(*load_options(), 10)
         methods = {row.name for row in kept.config.methods}
         assert {"sps", "pld", "staged"} <= methods
         assert "eagle3" not in methods and "head" in kept.left_out["eagle3"]
@@ -268,20 +270,20 @@ class TestRounds:
     @pytest.mark.parametrize("minutes", [0, -3, 0.1, float("nan")])
     def test_a_time_that_is_none_is_refused(self, minutes):
         with pytest.raises(UsageError, match=r"--minutes .* is too short"):
-            search.create_journal(*asked("pld"), minutes)
+            search.create_journal(*load_options("pld"), minutes)
 
     def test_another_programs_method_is_no_candidate(self):
         with pytest.raises(UsageError, match="hf:assisted is a method of another program"):
-            search.create_journal(*asked("hf:assisted"), 10)
+            search.create_journal(*load_options("hf:assisted"), 10)
 
     def test_a_single_question_cannot_be_held_out(self):
-        config, sources = asked("pld", prompts=["mini/qa-000"])
-        with pytest.raises(UsageError, match="recommend chooses on some questions"):
+        config, sources = load_options("pld", prompts=["mini/qa-000"])
+        with pytest.raises(UsageError, match="recommend needs development and held-out questions"):
             search.create_journal(config, sources, 10)
 
     def test_an_interrupted_recommendation_goes_on_where_it_was(self, tmp_path, log, monkeypatch):
         machine = self.counted(monkeypatch)
-        kept = search.create_journal(*asked("sps", "pld", seed=1, max_new_tokens=6), 10)
+        kept = search.create_journal(*load_options("sps", "pld", seed=1, max_new_tokens=6), 10)
         place = tmp_path / "here"
         journal.create(place, kept)
         with pytest.raises(KeyboardInterrupt):

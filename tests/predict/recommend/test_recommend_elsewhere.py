@@ -91,7 +91,7 @@ def test_costs_of_other_models_are_refused(run, tmp_path):
         speedup_model.model_speedups(run, ["sps"], [], None, [file])
 
 
-def kept(*rows, **more):
+def select_best(*rows, **more):
     config = RunConfig.model_validate({"methods": ["vanilla", *rows], **more})
     return SimpleNamespace(
         config=config, choice=lambda label: next(r for r in config.methods if r.label == label)
@@ -103,37 +103,37 @@ def outcome(**ratios):
     return SimpleNamespace(best=SimpleNamespace(trials=trials))
 
 
-def shown(label):
+def built(label):
     return {"label": label, "method": label, "set": {}, "lossless": True}
 
 
 def test_an_engine_without_the_method_gets_the_best_candidate_that_it_has():
-    told = advice._lines(
-        kept("staged", "sps", "pld"), shown("staged"), outcome(staged=2.0, sps=1.5, pld=1.4)
+    lines = advice._lines(
+        select_best("staged", "sps", "pld"), built("staged"), outcome(staged=2.0, sps=1.5, pld=1.4)
     )
-    assert {line["engine"]: (line["of"], line["confirmed"]) for line in told} == dict.fromkeys(
-        (line["engine"] for line in told), ("sps", False)
+    assert {line["engine"]: (line["of"], line["confirmed"]) for line in lines} == dict.fromkeys(
+        (line["engine"] for line in lines), ("sps", False)
     )
-    assert len(told) == 6
+    assert len(lines) == 6
 
 
 def test_nothing_slower_than_vanilla_or_broken_stands_in_for_what_an_engine_lacks():
     trials = outcome(staged=2.0, sps=0.9, pld=1.4)
     trials.best.trials["pld"].out = "its output is not vanilla's"
-    told = advice._lines(kept("staged", "sps", "pld"), shown("staged"), trials)
-    assert all(line["text"] == "" and line["lacks"] == "does not support staged" for line in told)
+    lines = advice._lines(select_best("staged", "sps", "pld"), built("staged"), trials)
+    assert all(line["text"] == "" and line["lacks"] == "does not support staged" for line in lines)
 
 
 def test_lines_name_the_models_where_an_engine_finds_them():
-    told = advice._lines(kept("sps"), shown("sps"), outcome(sps=1.5))
-    vllm = next(line for line in told if line["engine"] == "vLLM")
+    lines = advice._lines(select_best("sps"), built("sps"), outcome(sps=1.5))
+    vllm = next(line for line in lines if line["engine"] == "vLLM")
     assert vllm["confirmed"] and "embedded-1m" in vllm["text"]
     assert json.loads(vllm["text"].partition("'")[2].rstrip("'"))["num_speculative_tokens"] == 5
 
 
 def test_the_command_has_settings_and_models_that_were_asked_for():
     row = MethodChoice(name="sps", label="sps length=3", params={"length": 3})
-    config = kept(row.model_dump(), target="embedded-7m", draft="embedded-1m")
+    config = select_best(row.model_dump(), target="embedded-7m", draft="embedded-1m")
     found = {"method": "sps", "set": {"length": 3}}
     assert advice._command(config, found) == (
         "specbench run -m sps --set sps.length=3 --target embedded-7m --draft embedded-1m"
