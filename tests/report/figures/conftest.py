@@ -58,7 +58,7 @@ def make_figure_data(computed, manifest) -> Callable[..., FigureData]:
 
 
 def _traced(record):
-    """Return the record with a trace: draft forwards for the levels and a verification, per step."""
+    """Return the record with a trace: the draft forwards and the verification of each step."""
     kinds = [
         ForwardKind("target", "verify", 0, 1, (0, 8)),
         ForwardKind("draft", "draft", 0, 1, (0, 2)),
