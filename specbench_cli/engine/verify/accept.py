@@ -306,8 +306,8 @@ class AcceptParams(MethodParams):
         0.5,
         ge=0,
         le=1,
-        description="lenient: factor by which the draft probability is multiplied in the acceptance"
-        " test. 1 is lossless, 0 keeps every token",
+        description="lenient: divide a draft token's target probability by this factor in the"
+        " acceptance test. 1 is lossless",
     )
     rate: float = Field(
         0.1, ge=0, le=1, description="random: probability of keeping a rejected draft token"
