@@ -29,7 +29,7 @@ def audited(capsys, tmp_path, monkeypatch, short_audit):
     return call
 
 
-def test_a_method_that_keeps_its_promises_gets_a_certificate(audited, tmp_path):
+def test_a_method_that_passes_the_audit_gets_a_certificate(audited, tmp_path):
     code, out, err = audited("pld", "--out", "certificates")
     assert code == 0
     assert out.splitlines()[-1] == "pld: PASSED"
@@ -63,7 +63,7 @@ def _file(name):
     return inspect.getfile(registry.load(name))
 
 
-def test_a_plugin_that_misstates_its_distribution_is_broken_and_mended_passes(audited, tmp_path):
+def test_a_plug_in_with_a_wrong_distribution_fails_and_its_fixed_version_passes(audited, tmp_path):
     code, out, _ = audited("--plugin", PLUGIN)
     assert code == 1
     assert "confident: BROKEN by distribution" in out
@@ -96,7 +96,7 @@ def test_a_plugin_that_misstates_its_distribution_is_broken_and_mended_passes(au
         (("--plugin", "missing.py"), "the plug-in file missing.py"),
     ],
 )
-def test_what_cannot_be_audited_is_said(audited, args, message):
+def test_an_invalid_audit_is_an_error(audited, args, message):
     code, out, err = audited(*args)
     assert (code, out) == (2, "")
     assert message in err
@@ -108,7 +108,7 @@ def test_help_has_examples(audited):
     assert "specbench audit --plugin my_method.py" in out
 
 
-def test_an_audit_goes_on_where_it_was_interrupted(audited, monkeypatch):
+def test_an_interrupted_audit_resumes(audited, monkeypatch):
     assert audited("vanilla,hf:vanilla", "--out", "kept")[0] == 0
     Path("kept/hf-vanilla.json").unlink()
     code, out, err = audited("vanilla,hf:vanilla", "--out", "kept", "--resume")
@@ -141,7 +141,7 @@ def test_a_class_attribute_of_the_wrong_type_is_named(audited, tmp_path, line, m
     assert len(err) < 1_000
 
 
-def test_several_methods_are_audited_each_in_a_line(audited):
+def test_each_audited_method_is_one_line(audited):
     code, out, _ = audited("vanilla,hf:vanilla")
     assert code == 0
     heading, *rows = (line.split("\t") for line in out.splitlines())

@@ -327,7 +327,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("command", "code", "expected", "hint"), REFUSED, ids=[r[0] for r in REFUSED]
 )
-def test_mistake_is_one_paragraph_and_changes_nothing(run, command, code, expected, hint):
+def test_a_wrong_command_is_one_error_and_changes_no_file(run, command, code, expected, hint):
     before = contents()
     got, out, err = run(command)
     assert (got, out) == (code, "")
@@ -342,7 +342,7 @@ def test_mistake_is_one_paragraph_and_changes_nothing(run, command, code, expect
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("more", ["", "--repeats 2"])
-def test_device_that_is_not_there_leaves_no_folder(run, more):
+def test_a_missing_device_leaves_no_folder(run, more):
     code, _, err = run(f"run {SMALL} {more}".replace("--device cpu", "--device cuda"))
     message, hint = read_error(err)
     assert code == 3
@@ -361,7 +361,7 @@ def test_graphs_without_a_gpu_leave_no_folder(run):
     assert not Path("here").exists()
 
 
-def test_prompt_longer_than_the_context_is_found_before_anything_is_measured(run):
+def test_a_prompt_longer_than_the_context_is_refused_before_the_run(run):
     before = contents()
     code, _, err = run(f"run -t own.jsonl -t long.jsonl {SMALL}".replace("--limit 2", ""))
     message, hint = read_error(err)
@@ -372,7 +372,7 @@ def test_prompt_longer_than_the_context_is_found_before_anything_is_measured(run
     assert contents() == before
 
 
-def test_prompt_of_megabytes_is_refused_after_a_prefix(run, monkeypatch):
+def test_a_prompt_of_megabytes_is_refused_after_tokenizing_a_prefix(run, monkeypatch):
     monkeypatch.setattr(
         bench, "render_prompt", lambda *_, **__: pytest.fail("all of it was tokenized")
     )
@@ -386,7 +386,7 @@ def test_prompt_of_megabytes_is_refused_after_a_prefix(run, monkeypatch):
     assert not Path("here").exists()
 
 
-def test_pass_in_a_process_of_its_own_that_cannot_be_run_ends_the_run(run, monkeypatch):
+def test_a_failing_repeat_in_its_own_process_ends_the_run(run, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     code, _, err = run(f"run -t long.jsonl {SMALL} --repeats 2")
     assert code == 2
@@ -401,7 +401,7 @@ def test_output_longer_than_the_context_is_refused(run):
     assert not Path("here").exists()
 
 
-def test_a_text_that_may_outgrow_a_rotary_scaling_is_refused_before_the_run(run, pair):
+def test_text_beyond_the_rotary_scaling_is_refused_before_the_run(run, pair):
     """Beyond that length the rotary frequencies of all tokens change (Phi-3, Phi-4-mini)."""
     pair("long")
     config = json.loads(Path("long/config.json").read_text())
@@ -437,7 +437,7 @@ def pair(tiny_checkpoint):
     return put
 
 
-def test_vocabularies_that_differ_are_refused(run, pair):
+def test_different_vocabularies_are_refused(run, pair):
     pair("other", moved=8)
     code, _, err = run(f"run -m sps --draft ./other {SMALL}")
     message, hint = read_error(err)
@@ -451,14 +451,14 @@ def test_vocabularies_that_differ_are_refused(run, pair):
     assert not Path("here").exists()
 
 
-def test_draft_that_has_no_row_for_some_ids_is_refused(run, pair):
+def test_a_draft_without_some_token_ids_is_refused(run, pair):
     pair("short", vocab=4000)
     code, _, err = run(f"run -m sps --draft ./short {SMALL}")
     assert code == 2
     assert "(96 of 4096 tokens have another id or none)" in read_error(err)[0]
 
 
-def test_prompt_with_a_token_that_the_target_has_no_embedding_of_is_refused(run, pair):
+def test_a_prompt_token_without_an_embedding_is_refused(run, pair):
     pair("short", vocab=4096)
     tokenizer = Path("short", "tokenizer.json")
     tokens = json.loads(tokenizer.read_text())
@@ -476,7 +476,7 @@ def test_prompt_with_a_token_that_the_target_has_no_embedding_of_is_refused(run,
     assert not Path("here").exists()
 
 
-def test_draft_whose_vocabulary_goes_on_after_the_targets_end_is_taken(run, pair):
+def test_a_draft_with_additional_token_ids_is_accepted(run, pair):
     pair("longer", vocab=4112)
     tokenizer = Path("longer", "tokenizer.json")
     tokens = json.loads(tokenizer.read_text())
@@ -487,7 +487,7 @@ def test_draft_whose_vocabulary_goes_on_after_the_targets_end_is_taken(run, pair
     assert not any(record.error for record in RunDir.open(Path("here")).records())
 
 
-def test_template_that_refuses_the_conversation_is_told(run, pair):
+def test_a_chat_template_that_rejects_the_conversation_is_an_error(run, pair):
     pair("strict")
     config = Path("strict", "tokenizer_config.json")
     values = json.loads(config.read_text())
@@ -504,7 +504,7 @@ def test_template_that_refuses_the_conversation_is_told(run, pair):
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
-def test_files_that_are_cut_off_are_told(run, pair, file):
+def test_truncated_model_files_are_an_error(run, pair, file):
     pair("cut")
     path = Path("cut", file)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -516,7 +516,7 @@ def test_files_that_are_cut_off_are_told(run, pair, file):
     assert not Path("here").exists()
 
 
-def test_weights_that_do_not_fit_in_memory_are_refused_before_they_are_read(run, monkeypatch):
+def test_weights_larger_than_memory_are_refused_before_loading(run, monkeypatch):
     class Memory:
         available, total = 1_000_000, 2**34
 
@@ -573,7 +573,7 @@ def begun(run, interrupted):
     ],
     ids=["cut", "foreign", "twice", "binary"],
 )
-def test_damaged_record_is_named_and_nothing_is_lost(run, begun, damage, expected):
+def test_a_damaged_record_is_named_and_no_file_changes(run, begun, damage, expected):
     file = begun / "records.jsonl"
     lines = file.read_bytes().splitlines()
     file.write_bytes(b"\n".join(damage(lines)) + b"\n")
@@ -587,7 +587,7 @@ def test_damaged_record_is_named_and_nothing_is_lost(run, begun, damage, expecte
     assert contents(begun) == before
 
 
-def test_line_deleted_as_the_hint_says_is_made_again(run, begun):
+def test_a_line_deleted_as_the_hint_suggests_is_measured_again(run, begun):
     file = begun / "records.jsonl"
     whole = len(file.read_bytes().splitlines())
     file.write_bytes(b"garbage\n" + file.read_bytes().split(b"\n", 1)[1])
@@ -598,7 +598,7 @@ def test_line_deleted_as_the_hint_says_is_made_again(run, begun):
     assert len(list(RunDir.open(begun).records())) == 2 * whole
 
 
-def test_folder_of_a_run_is_not_begun_anew(run, begun):
+def test_a_folder_with_a_run_is_not_overwritten(run, begun):
     before = contents(begun)
     code, _, err = run(f"run -t own.jsonl {SMALL}")
     assert code == 2
@@ -609,7 +609,7 @@ def test_folder_of_a_run_is_not_begun_anew(run, begun):
     assert contents(begun) == before
 
 
-def test_disk_that_is_full_keeps_what_was_written(run, begun, monkeypatch):
+def test_a_full_disk_keeps_the_stored_records(run, begun, monkeypatch):
     before = contents(begun)[begun / "records.jsonl"]
 
     def full(path, lines, expected=None):
@@ -626,7 +626,7 @@ def test_disk_that_is_full_keeps_what_was_written(run, begun, monkeypatch):
     assert RunDir.open(begun).manifest["status"] == "interrupted"
 
 
-def test_noisy_machine_is_exit_3_says_why_and_keeps_the_answers(run, monkeypatch):
+def test_a_noisy_machine_is_exit_3_and_keeps_the_outputs(run, monkeypatch):
     monkeypatch.setattr(NoiseMeter, "is_full", lambda self: True)
     monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.5)
     code, _, err = run(f"run -t own.jsonl {SMALL}")
@@ -640,7 +640,7 @@ def test_noisy_machine_is_exit_3_says_why_and_keeps_the_answers(run, monkeypatch
     assert all(record.void and record.output_ids for record in records)
 
 
-def test_package_that_is_not_installed_is_no_bug(run, monkeypatch):
+def test_a_missing_package_is_not_a_bug(run, monkeypatch):
     def missing(*_):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 

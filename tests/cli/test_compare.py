@@ -169,7 +169,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
-def test_every_outcome_is_told_with_its_exit_code(call, name):
+def test_every_outcome_has_its_message_and_exit_code(call, name):
     make("new", **CHANGES[name])
     row = "staged" if name == "new" else "sps"
     code, out, err = call("base", "new", "--format", "tsv")
@@ -182,21 +182,21 @@ def test_every_outcome_is_told_with_its_exit_code(call, name):
         assert call("base", "new", "--fail-on", name)[0] == 1
 
 
-def test_a_run_against_itself_by_any_of_its_names_is_the_same(call):
+def test_a_run_compared_with_itself_is_the_same_under_each_of_its_names(call):
     make("results/runs/20261121T102403Z-mini-1f2e3d4c")
     for new in ("results/runs/20261121T102403Z-mini-1f2e3d4c", "last"):
         code, out, _ = call("base", new, "--format", "tsv")
         assert (code, outcome(out)["outcome"]) == (0, "same")
 
 
-def test_with_more_tolerance_the_same_slowdown_is_let_pass(call):
+def test_a_larger_tolerance_accepts_the_same_slowdown(call):
     make("new", by={"sps": 1.2})
     assert call("base", "new", "--tolerance", "30%")[0] == 0
     assert call("base", "new", "--tolerance", "0.3")[0] == 0
     assert call("base", "new", "--tolerance", "0.1")[0] == 1
 
 
-def test_noisy_runs_are_judged_by_all_but_their_times(call):
+def test_noisy_runs_are_compared_except_for_their_times(call):
     make("slow", by={"sps": 2.0}, noisy=True)
     code, _, err = call("base", "slow", "--format", "tsv")
     assert code == 0
@@ -205,7 +205,7 @@ def test_noisy_runs_are_judged_by_all_but_their_times(call):
     assert call("base", "spoilt")[0] == 1
 
 
-def test_an_unfinished_run_is_compared_as_far_as_it_goes_and_said_to_be(call):
+def test_an_unfinished_run_is_compared_with_a_warning(call):
     def cut(found):
         return found if found.prompt_id in ("mini/0", "mini/1", "mini/2", "mini/3") else None
 
@@ -252,7 +252,7 @@ def test_one_format_goes_into_a_file_or_to_stdout(call):
     assert call("base", "new", "--to", "markdown", "-o", "there")[1] == "there/compare.md\n"
 
 
-def test_a_saved_baseline_stands_for_its_run_by_name_and_by_file(call):
+def test_a_saved_baseline_replaces_its_run_by_name_and_by_file(call):
     code, out, err = call("--save", "main", "base")
     assert (code, out) == (0, "results/baselines/main/m1.json\n")
     assert "specbench compare main" in err
@@ -264,12 +264,12 @@ def test_a_saved_baseline_stands_for_its_run_by_name_and_by_file(call):
     assert call("main", "new")[0] == 0, "a wanted change is accepted by saving it"
 
 
-def test_last_is_a_run_to_save(call):
+def test_the_last_run_can_be_saved_as_a_baseline(call):
     make("results/runs/20261121T102403Z-mini-1f2e3d4c")
     assert call("--save", "main", "last")[0] == 0
 
 
-def test_trends_are_told_over_runs_and_drawn(call):
+def test_trends_over_runs_are_printed_and_drawn(call):
     names = [make(f"run{n}", created_utc=f"2026-11-2{n}T10:24:03Z") for n in range(3)]
     names.append(make("run3", fewer, created_utc="2026-11-24T10:24:03Z", by={"sps": 1.5}))
     code, out, _ = call("--over-time", *names)
@@ -326,7 +326,7 @@ def test_trends_are_told_over_runs_and_drawn(call):
         (["--over-time", "base", "nothing"], "nothing is not a run", "--save NAME RUN"),
     ],
 )
-def test_what_cannot_be_meant_is_exit_2_with_the_next_command(call, args, message, hint):
+def test_invalid_options_are_exit_2_with_a_hint(call, args, message, hint):
     code, out, err = call(*args)
     assert (code, out) == (2, "")
     assert message in err
@@ -334,7 +334,7 @@ def test_what_cannot_be_meant_is_exit_2_with_the_next_command(call, args, messag
     assert "Traceback" not in err
 
 
-def test_runs_that_share_nothing_are_exit_2_not_a_pass(call):
+def test_runs_without_common_outputs_are_exit_2(call):
     make(
         "seeded",
         lambda found: replace(found, seed=1),

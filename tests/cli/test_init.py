@@ -30,7 +30,7 @@ def check(call):
     return Draft202012Validator(schema).validate
 
 
-def test_the_file_is_a_run_and_names_every_setting(call, check):
+def test_the_config_file_is_valid_and_names_every_setting(call, check):
     assert call("init")[0] == 0
     text = Path("specbench.yaml").read_text(encoding="utf-8")
     check(yaml.safe_load(text))
@@ -42,20 +42,20 @@ def test_the_file_is_a_run_and_names_every_setting(call, check):
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_a_file_that_is_there_is_left_alone(call):
+def test_an_existing_file_is_not_changed(call):
     Path("specbench.yaml").write_text("limit: 3\n")
     code, _, err = call("init")
     assert code == 2 and "specbench.yaml exists already" in err
     assert Path("specbench.yaml").read_text() == "limit: 3\n"
 
 
-def test_the_schema_has_the_configurations_keys_and_says_what_they_mean(check):
+def test_the_schema_has_and_describes_every_config_key(check):
     keys = check.__self__.schema["properties"]
     assert keys.keys() == RunConfig.model_fields.keys()
     assert all(key["description"] for key in keys.values())
 
 
-def test_the_schema_takes_what_a_run_takes(check):
+def test_the_schema_accepts_what_a_run_accepts(check):
     for profile in FOLDER.glob("*.yaml"):
         settings = yaml.safe_load(profile.read_text(encoding="utf-8"))
         settings.pop("without", None)  # of profiles alone

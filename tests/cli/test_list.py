@@ -33,7 +33,7 @@ def listed(capsys, tmp_path, monkeypatch):
     return call
 
 
-def test_methods_are_those_of_the_registry_in_its_order(listed):
+def test_methods_are_listed_in_registry_order(listed):
     heading, *rows = (line.split("\t") for line in listed("methods").splitlines())
     assert heading == ["name", "aliases", "needs", "guarantee", "summary"]
     assert [row[0] for row in rows] == list(registry.built_in_methods())
@@ -47,7 +47,7 @@ def test_json_has_every_fact_of_a_method(listed):
     assert by_name["hf:vanilla"]["peer"] is True
 
 
-def test_method_in_full_answers_to_an_alias_and_shows_parameters_and_idea(listed):
+def test_a_method_is_found_by_alias_with_its_parameters_and_idea(listed):
     out = listed("methods", "sd")
     assert "name\tsps" in out
     assert (
@@ -58,7 +58,7 @@ def test_method_in_full_answers_to_an_alias_and_shows_parameters_and_idea(listed
     assert "Exact because" in out
 
 
-def test_method_in_full_as_json_is_one_object(listed):
+def test_one_method_as_json_is_one_object(listed):
     facts = json.loads(listed("methods", "pld", "--json"))
     assert {row["parameter"] for row in facts["parameters"]} >= {"pld.ngram", "pld.length"}
     assert facts["state_scope"] == "prompt"
@@ -124,18 +124,18 @@ def test_markdown_is_the_table_of_the_catalogue(listed):
 
 
 @pytest.mark.parametrize("args", ["tasks --markdown", "methods sps --markdown"])
-def test_markdown_is_of_all_methods_only(args, capsys):
+def test_markdown_is_available_only_for_all_methods(args, capsys):
     assert app._run(["list", *args.split()]) == 2
     assert "specbench list methods --markdown" in capsys.readouterr().err
 
 
-def test_card_has_what_papers_claim_and_how_to_cite_them(listed):
+def test_a_method_card_has_the_paper_s_claims_and_citation(listed):
     out = listed("methods", "eagle3")
     assert "5.6x\tVicuna 13B\tMT-bench\t0" in out
     assert "\n@inproceedings{li2025eagle3,\n  title = " in out
 
 
-def test_card_tells_whether_this_very_file_was_audited(listed, tmp_path):
+def test_a_method_card_says_if_this_file_was_audited(listed, tmp_path):
     def audit_says() -> str:
         (line,) = (x for x in listed("methods", "pld").splitlines() if x.startswith("audit\t"))
         return line.removeprefix("audit\t")
@@ -165,7 +165,7 @@ def test_shapes_and_hardware_are_listed_with_their_sources(listed):
     assert "read" in json.loads(listed("hardware", "h100", "--json"))
 
 
-def test_markdown_of_a_plug_in_holds_no_live_link_or_mention():
+def test_markdown_of_a_plug_in_contains_no_live_link_or_mention():
     facts = describe_entry("sps") | {
         "name": "theirs",
         "summary": "[x](y) @torvalds",

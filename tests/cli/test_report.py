@@ -70,12 +70,12 @@ def broken_prompt(faulty_run):
 
 
 @pytest.mark.smoke
-def test_a_planted_state_fault_exits_1(faulty_run):
+def test_a_faulty_method_is_exit_1(faulty_run):
     assert faulty_run == 1
 
 
 @pytest.mark.smoke
-def test_a_planted_state_fault_is_broken_in_every_output(report):
+def test_every_output_of_the_faulty_method_is_broken(report):
     code, out, _ = report()
     assert code == 0
     row = next(line for line in out.splitlines() if "stale-row" in line)
@@ -121,7 +121,7 @@ def test_all_methods_are_compared_unless_one_is_named(report, broken_prompt):
 
 
 @pytest.mark.smoke
-def test_with_out_who_computed_when_is_drawn_and_traced(report, broken_prompt, tmp_path):
+def test_with_out_a_timeline_is_drawn_and_a_trace_written(report, broken_prompt, tmp_path):
     code, out, _ = report("--prompt", broken_prompt, "-m", "stale-row", "--out", str(tmp_path))
     files = [Path(line) for line in out.splitlines()]
     assert code == 0
@@ -131,14 +131,14 @@ def test_with_out_who_computed_when_is_drawn_and_traced(report, broken_prompt, t
 
 
 @pytest.mark.smoke
-def test_latex_files_come_with_the_line_that_typesets_them(report):
+def test_latex_files_come_with_the_command_that_typesets_them(report):
     code, out, err = report("--to", "latex", "--out", "a paper")
     assert code == 0
     assert "a paper/latex/report.tex" in out.splitlines()
     assert err == f"to typeset: cd 'a paper/latex' && {TYPESET}\n"
 
 
-def test_unknown_names_are_exit_2_with_what_there_is(report, broken_prompt):
+def test_unknown_names_are_exit_2_with_the_known_ones(report, broken_prompt):
     code, _, err = report("--prompt", "mini/translation-999")
     assert code == 2
     assert "no prompt 'mini/translation-999'" in err
@@ -149,7 +149,7 @@ def test_unknown_names_are_exit_2_with_what_there_is(report, broken_prompt):
 
 
 @pytest.mark.smoke
-def test_runs_that_differ_are_exit_2_unless_forced(report, tmp_path):
+def test_incompatible_runs_are_exit_2_unless_forced(report, tmp_path):
     other = shutil.copytree("here", tmp_path / "there")
     assert report(str(other), "--to", "json", "--out", str(tmp_path / "both"))[0] == 0
     whole = json.loads((tmp_path / "both" / "summary.json").read_text())
@@ -181,7 +181,7 @@ def test_runs_that_differ_are_exit_2_unless_forced(report, tmp_path):
         (["a", "b", "--prompt", "mini/1"], "shows one run"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(call_here, capsys, args, message):
+def test_incompatible_options_are_refused(call_here, capsys, args, message):
     code, _, err = call_here(capsys, "report", *args)
     assert code == 2
     assert message in err

@@ -26,16 +26,16 @@ def test_every_key_has_its_line(document):
     assert found.locate("set.sps.length") == "some.yaml:5"
 
 
-def test_key_that_an_alias_brought_has_the_line_of_what_stands_there(document):
+def test_a_key_from_an_alias_has_the_line_of_the_alias(document):
     found = document("set: &x\n  sps: {length: 7}\nsweep: *x\n")
     assert found.locate("sweep.sps.length") == "some.yaml:3"
 
 
-def test_empty_file_says_nothing(document):
+def test_an_empty_file_is_an_empty_document(document):
     assert document("# nothing\n").values == {}
 
 
-def test_what_an_alias_names_stands_in_both_places(document):
+def test_an_alias_has_the_value_of_its_anchor(document):
     assert document("a: &x {b: 1}\nc: *x\n").values == {"a": {"b": 1}, "c": {"b": 1}}
 
 

@@ -108,19 +108,19 @@ def test_a_parsed_command_refuses_values_beyond_the_bounds_of_a_field(args):
     assert parsed(*args).exit_code == 2
 
 
-def test_a_value_that_the_parser_lets_pass_is_refused_by_the_model():
+def test_the_model_refuses_a_value_that_the_parser_accepts():
     error = parsed("x", "--rate", "0").exception
     assert isinstance(error, UsageError)
     assert error.message == "--rate must be above 0, got 0.0"
 
 
-def test_the_settings_of_a_command_are_known_without_calling_it():
+def test_the_options_of_a_command_are_known_without_calling_it():
     assert [each.flag for each in command_option_fields(parse)] == [
         "FILE", "--length", "--layers", "--kind", "--keep", "--data", "--rate",
     ]  # fmt: skip
 
 
-def test_a_command_is_given_what_was_typed_as_it_was_typed():
+def test_a_command_gets_the_typed_values_unchanged():
     assert called() == {}
     values = called("-l", "007", "--names", "u", "--names", "v", "--quick", "--rule", "y")
     assert values == {"length": "007", "names": ["u", "v"], "fast": True, "rule": "y"}
@@ -131,7 +131,7 @@ def test_the_parser_refuses_other_choices_and_fields_without_an_option(args):
     assert called(*args).exit_code == 2
 
 
-def test_settings_are_in_the_order_of_the_panels_with_their_defaults():
+def test_options_are_in_panel_order_with_their_defaults():
     found = {each.name: each.default for each in option_fields(Model)}
     assert found == {
         "names": "none", "kind": "a", "fast": "off", "rule": "none", "length": "5", "scale": "2",

@@ -17,11 +17,11 @@ def config_of(name, tmp_path, **flags):
     return load(from_command_line(flags), None, methods=registry, env={}, folder=tmp_path)[0]
 
 
-def test_every_profile_has_a_file_and_every_file_is_a_profile():
+def test_profiles_and_their_files_match():
     assert {file.stem for file in FOLDER.glob("*.yaml")} == set(PROFILES)
 
 
-def test_what_a_profile_leaves_out_is_a_lossless_method():
+def test_a_profile_excludes_only_lossless_methods():
     for name in PROFILES:
         settings = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
         assert set(settings.get("without", [])) <= set(registry.lossless_methods())
@@ -77,7 +77,7 @@ def test_paper_runs_methods_with_the_parameters_of_their_papers(tmp_path):
     assert plan.max_tokens == budget * len(plan.method_runs) * 3
 
 
-def test_laptop_needs_no_draft_and_no_head_that_is_not_shipped(tmp_path):
+def test_laptop_needs_no_draft_and_only_shipped_heads(tmp_path):
     config = config_of("laptop", tmp_path)
     assert (config.tasks, config.limit, config.max_new_tokens) == (["spec_bench"], 48, 64)
     assert config.target == "smollm2-135m"
@@ -98,5 +98,5 @@ def test_the_help_names_the_head_that_laptop_runs(tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted({*PROFILES} - {"laptop"}))
-def test_other_profiles_are_of_the_shipped_models(name, tmp_path):
+def test_other_profiles_use_the_shipped_models(name, tmp_path):
     assert resolve(config_of(name, tmp_path).target).embedded

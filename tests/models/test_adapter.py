@@ -41,11 +41,11 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
     return make
 
 
-def test_a_whole_fine_tuning_is_taken(tuned: Callable[..., Path]) -> None:
+def test_a_complete_adapter_is_accepted(tuned: Callable[..., Path]) -> None:
     assert isinstance(resolve(str(tuned())), Checkpoint)
 
 
-def test_only_regular_files_of_the_base_are_copied(
+def test_only_regular_files_of_the_base_model_are_copied(
     tuned: Callable[..., Path], tmp_path: Path
 ) -> None:
     base = tmp_path / "base"
@@ -60,7 +60,7 @@ def test_only_regular_files_of_the_base_are_copied(
 
 
 @pytest.mark.parametrize("base", ["nobody/model-that-is-not-here", "./no-such-folder", "llama-9"])
-def test_a_base_that_is_missing_is_said_to_be_named_by_the_adapter(
+def test_the_error_for_a_missing_base_names_the_adapter(
     tuned: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, base: str
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -70,7 +70,7 @@ def test_a_base_that_is_missing_is_said_to_be_named_by_the_adapter(
     assert fault.value.message.startswith(f"tuned/{CONFIG} names {base} as its model: ")
 
 
-def test_a_target_that_is_missing_is_said_to_be_named_by_the_drafts_record(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_target_names_the_draft_record(tmp_path: Path) -> None:
     (tmp_path / "layers.safetensors").touch()
     (tmp_path / RECORD).write_text(json.dumps({"target": "./gone"}))
     with pytest.raises(UsageError, match=rf"{RECORD} names \./gone as its model: no such folder"):
@@ -90,7 +90,7 @@ def test_a_target_that_is_missing_is_said_to_be_named_by_the_drafts_record(tmp_p
         ({PLACE + A: np.ones((3, 128)), PLACE + B: np.ones((128, 3))}, "of rank 3, .* says 2"),
     ],
 )
-def test_tensors_that_would_not_be_added_are_named(
+def test_unused_adapter_tensors_are_named(
     tuned: Callable[..., Path], tensors: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
@@ -108,7 +108,7 @@ def test_tensors_that_would_not_be_added_are_named(
         ({"lora_alpha": "x"}, "has lora_alpha 'x'; it must be a number"),
     ],
 )
-def test_settings_that_are_not_computed_are_named(
+def test_unsupported_adapter_settings_are_named(
     tuned: Callable[..., Path], settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):

@@ -77,7 +77,7 @@ def decoded(folder, prompt):
     return AutoTokenizer.from_pretrained(folder).decode(prompt.ids)
 
 
-def test_model_that_is_not_here_is_exit_3_with_what_to_download_and_what_to_run(run, hub_cache):
+def test_a_missing_model_is_exit_3_with_its_size_and_download_command(run, hub_cache):
     code, err = run("-m", "sps", "--target", "llama-7b")
     assert code == 3
     assert "huggyllama/llama-7b is not on this machine (about 13.5 GB to download)" in err
@@ -101,7 +101,7 @@ def test_model_in_the_hubs_cache_runs_with_its_chat_template(run, place):
     assert all(record.verdict.kind in ("reference", "identical") for record in run_dir.records())
 
 
-def test_raw_leaves_the_chat_template_out(run, place):
+def test_raw_omits_the_chat_template(run, place):
     folder = place("huggyllama/llama-7b", template=TEMPLATE)
     place("JackFram/llama-68m", seed=1)
     assert run("--target", "llama-7b", "--raw", *SMALL)[0] == 0
@@ -109,7 +109,7 @@ def test_raw_leaves_the_chat_template_out(run, place):
     assert decoded(folder, prompt) == prompt.text
 
 
-def test_draft_auto_is_the_customary_one_and_a_template_that_is_lacking_too(run, place):
+def test_draft_auto_uses_the_usual_draft_model_and_chat_template(run, place):
     folder = place("lmsys/vicuna-7b-v1.3")
     place("double7/vicuna-68m", seed=1)
     assert run("--target", "vicuna-7b", "--draft", "auto", *SMALL)[0] == 0
@@ -119,7 +119,7 @@ def test_draft_auto_is_the_customary_one_and_a_template_that_is_lacking_too(run,
     assert decoded(folder, prompt).endswith(f"questions. USER: {prompt.text} ASSISTANT:")
 
 
-def test_target_without_a_customary_draft_says_what_can_be_given(run, place):
+def test_draft_auto_without_a_usual_draft_model_is_an_error(run, place):
     assert aliases()["mistral-7b-instruct"].draft is None
     place("mistralai/Mistral-7B-Instruct-v0.2")
     code, err = run("--target", "mistral-7b-instruct", "--draft", "auto", *SMALL)

@@ -190,7 +190,7 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gguf_model_has_the_logits_of_transformers_model_of_the_same_weights(kind, tmp_path):
+def test_a_gguf_model_has_the_logits_of_transformers(kind, tmp_path):
     model = tiny(kind)
     found = resolve(str(write(tmp_path / f"{kind}.gguf", kind, model)))
     assert found.label == f"{kind}.gguf"
@@ -205,7 +205,7 @@ def test_gguf_model_has_the_logits_of_transformers_model_of_the_same_weights(kin
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
 
 
-def test_llama_3_scaling_is_told_from_the_factors_in_the_file(tmp_path):
+def test_llama_3_scaling_is_read_from_the_factors_in_the_file(tmp_path):
     scaling = {
         "rope_type": "llama3",
         "rope_theta": 500000.0,
@@ -225,7 +225,7 @@ def test_llama_3_scaling_is_told_from_the_factors_in_the_file(tmp_path):
         resolve(str(strange))
 
 
-def test_older_phi_2_files_keep_queries_keys_and_values_as_one(tmp_path):
+def test_older_phi_2_files_with_fused_qkv_are_read(tmp_path):
     model = tiny("phi2")
     state = model.state_dict()
 
@@ -252,7 +252,7 @@ def test_older_phi_2_files_keep_queries_keys_and_values_as_one(tmp_path):
 PARTS = ("q_proj", "k_proj", "v_proj")
 
 
-def test_quantised_matrices_have_the_values_that_the_gguf_library_gives(tmp_path):
+def test_quantised_matrices_have_the_values_of_the_gguf_library(tmp_path):
     model = tiny("llama")
     kind = gguf.GGMLQuantizationType.Q4_1
     found = resolve(str(write(tmp_path / "q.gguf", "llama", model, quantised=kind)))
@@ -262,7 +262,7 @@ def test_quantised_matrices_have_the_values_that_the_gguf_library_gives(tmp_path
     assert not np.array_equal(ours.numpy(), whole)
 
 
-def test_weights_too_large_for_one_file_are_the_same_in_several(tmp_path, monkeypatch):
+def test_weights_in_several_files_equal_those_in_one(tmp_path, monkeypatch):
     monkeypatch.setattr("specbench_cli.models.gguf.SHARD", 20_000)
     model = tiny("llama")
     found = resolve(str(write(tmp_path / "x.gguf", "llama", model)))
@@ -294,7 +294,7 @@ def as_embedded(writer: Any, size: int) -> None:
     writer.add_chat_template(theirs.chat_template)
 
 
-def test_byte_level_tokenizer_encodes_as_the_one_it_was_written_from(tmp_path):
+def test_a_byte_level_tokenizer_encodes_like_its_original(tmp_path):
     theirs = AutoTokenizer.from_pretrained(EMBEDDED)
     path = with_tokenizer(tmp_path / "x.gguf", as_embedded, vocab_size=len(theirs))
     found = resolve(str(path))
@@ -308,7 +308,7 @@ def test_byte_level_tokenizer_encodes_as_the_one_it_was_written_from(tmp_path):
     assert generation["eos_token_id"] == sorted([theirs.eos_token_id, theirs.pad_token_id])
 
 
-def test_coarser_copy_of_a_target_drafts_for_it(tmp_path, monkeypatch, capsys):
+def test_a_quantised_copy_of_a_target_can_draft_for_it(tmp_path, monkeypatch, capsys):
     model = AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32)
     monkeypatch.chdir(tmp_path)
     for name, kind in (("fine.gguf", "F16"), ("coarse.gguf", "Q4_0")):
@@ -330,7 +330,7 @@ def test_coarser_copy_of_a_target_drafts_for_it(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("prefix", [True, False], ids=["space-prefix", "no-prefix"])
-def test_sentence_piece_tokenizer_merges_the_best_scored_pieces_first(prefix, tmp_path):
+def test_a_sentencepiece_tokenizer_merges_the_best_scored_pieces_first(prefix, tmp_path):
     pieces = [("<unk>", 0, 2), ("<s>", 0, 3), ("</s>", 0, 3)]
     pieces += [(f"<0x{byte:02X}>", 0, 6) for byte in range(256)]
     words = ["\u2581a", "ab", "abc", "\u2581ab", "bc", "cab", "\u2581abc"]
@@ -388,7 +388,7 @@ def whole(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("share", [0.0002, 0.003, 0.01, 0.5, 0.999])
-def test_file_cut_short_anywhere_is_called_damaged(share, whole, cache):
+def test_a_truncated_file_is_damaged(share, whole, cache):
     data = whole.read_bytes()
     whole.write_bytes(data[: int(len(data) * share)])
     with pytest.raises(EnvironmentFault, match=r"tiny\.gguf is damaged") as caught:
@@ -397,13 +397,13 @@ def test_file_cut_short_anywhere_is_called_damaged(share, whole, cache):
     assert not list(cache.glob("gguf/*/*.part"))
 
 
-def test_wrong_magic_is_no_gguf_file(whole):
+def test_a_wrong_magic_number_is_not_a_gguf_file(whole):
     whole.write_bytes(b"GGML" + whole.read_bytes()[4:])
     with pytest.raises(EnvironmentFault, match="no GGUF file"):
         resolve(str(whole))
 
 
-def test_array_that_claims_to_be_endless_is_damage_and_no_endless_loop(whole):
+def test_an_array_with_a_huge_length_is_damaged(whole):
     data = whole.read_bytes()
     at = data.index(b"tokenizer.ggml.token_type") + len(b"tokenizer.ggml.token_type") + 8
     whole.write_bytes(data[:at] + struct.pack("<Q", 1 << 60) + data[at + 8 :])
@@ -411,7 +411,7 @@ def test_array_that_claims_to_be_endless_is_damage_and_no_endless_loop(whole):
         resolve(str(whole))
 
 
-def test_tokens_and_merges_that_make_no_tokenizer_are_damage():
+def test_invalid_tokens_and_merges_are_damaged():
     tokenizer = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a"], "merges": ["b c"]}
     facts = {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()}
     with pytest.raises(EnvironmentFault, match=r"x\.gguf is damaged: its metadata make no tokeni"):
@@ -425,7 +425,7 @@ def test_tokens_and_merges_that_make_no_tokenizer_are_damage():
         (0, "is damaged and cannot be converted"),
     ],
 )
-def test_rows_of_queries_that_are_no_whole_heads_are_damage(whole, size, message):
+def test_query_rows_that_do_not_divide_into_heads_are_damaged(whole, size, message):
     data, key = whole.read_bytes(), b"llama.rope.dimension_count"
     at = data.index(key) + len(key) + 4
     whole.write_bytes(data[:at] + struct.pack("<I", size) + data[at + 4 :])
@@ -433,7 +433,7 @@ def test_rows_of_queries_that_are_no_whole_heads_are_damage(whole, size, message
         resolve(str(whole))
 
 
-def test_more_blocks_than_tensors_are_damage_and_fill_no_memory(whole):
+def test_more_blocks_than_tensors_are_damaged(whole):
     data, key = whole.read_bytes(), b"llama.block_count"
     at = data.index(key) + len(key) + 4
     whole.write_bytes(data[:at] + struct.pack("<I", (1 << 32) - 1) + data[at + 4 :])
@@ -441,7 +441,7 @@ def test_more_blocks_than_tensors_are_damage_and_fill_no_memory(whole):
         resolve(str(whole))
 
 
-def test_numbers_that_are_not_finite_are_damage(tmp_path):
+def test_numbers_that_are_not_finite_are_damaged(tmp_path):
     model = tiny("llama")
     with torch.no_grad():
         model.model.norm.weight[3] = torch.nan
@@ -449,7 +449,7 @@ def test_numbers_that_are_not_finite_are_damage(tmp_path):
         resolve(str(write(tmp_path / "x.gguf", "llama", model)))
 
 
-def test_lacking_metadata_and_tensors_are_named(tmp_path):
+def test_missing_metadata_and_tensors_are_named(tmp_path):
     model = tiny("llama")
     with pytest.raises(EnvironmentFault, match=r"lack qwen2\.block_count"):
         resolve(str(write(tmp_path / "x.gguf", "llama", model, arch_name="qwen2")))
@@ -458,7 +458,7 @@ def test_lacking_metadata_and_tensors_are_named(tmp_path):
         resolve(str(write(tmp_path / "y.gguf", "llama", model)))
 
 
-def test_architectures_and_tensors_that_are_not_known_are_refused_by_name(tmp_path):
+def test_unknown_architectures_and_tensors_are_named(tmp_path):
     model = tiny("llama")
     with pytest.raises(UsageError, match=r"architecture falcon are not supported.*llama, qwen2"):
         resolve(str(write(tmp_path / "x.gguf", "llama", model, arch_name="falcon")))
@@ -476,7 +476,7 @@ def test_unknown_quantisation_type_is_named(whole):
         resolve(str(whole))
 
 
-def test_quantisation_type_that_the_library_cannot_read_is_named(tmp_path):
+def test_an_unreadable_quantisation_type_is_named(tmp_path):
     def as_q8_1(writer, name, numbers, quantised):
         if name != "output.weight":
             return put(writer, name, numbers, None)
@@ -488,9 +488,7 @@ def test_quantisation_type_that_the_library_cannot_read_is_named(tmp_path):
         resolve(str(path))
 
 
-def test_disk_that_fills_up_while_the_cache_is_written_leaves_nothing_half_done(
-    whole, cache, monkeypatch
-):
+def test_a_full_disk_leaves_no_partial_cache(whole, cache, monkeypatch):
     def full(*args, **more):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -503,7 +501,7 @@ def test_disk_that_fills_up_while_the_cache_is_written_leaves_nothing_half_done(
     assert resolve(str(whole)).path.is_dir()  # and all is well once there is room
 
 
-def test_disk_without_room_is_told_before_anything_is_written(whole, monkeypatch):
+def test_missing_disk_space_is_an_error_before_writing(whole, monkeypatch):
     usage = shutil.disk_usage("/")._replace(free=1000)
     monkeypatch.setattr("specbench_cli.models.gguf.shutil.disk_usage", lambda path: usage)
     with pytest.raises(EnvironmentFault, match="are needed"):
@@ -518,7 +516,7 @@ def test_file_is_dequantised_once_and_found_by_its_bytes(whole, tmp_path, monkey
     assert resolve(str(moved)).path == first
 
 
-def test_what_an_interrupted_run_left_is_made_anew(whole, cache):
+def test_a_partial_cache_is_written_again(whole, cache):
     made = resolve(str(whole)).path
     made.rename(made.with_suffix(".part"))
     (made.with_suffix(".part") / "model.safetensors").write_bytes(b"half")
@@ -540,7 +538,7 @@ def no_hub(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
-def test_package_that_is_not_installed_is_named_with_the_one_command(no_hub, monkeypatch):
+def test_a_missing_package_is_named_with_its_install_command(no_hub, monkeypatch):
     monkeypatch.setattr("specbench_cli.models.aliases.find_spec", lambda name: None)
     with pytest.raises(EnvironmentFault) as caught:
         resolve("smollm2-135m")

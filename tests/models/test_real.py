@@ -60,7 +60,7 @@ def prompts(checkpoint):
     return [render_prompt(tokenizer, [("user", q.turns[0])], raw=False) for q in first.values()]
 
 
-def test_logits_are_those_of_transformers_own_reading(ours, theirs, prompts):
+def test_logits_equal_those_of_transformers(ours, theirs, prompts):
     for prompt in prompts[:3]:
         ids = torch.tensor([prompt])
         with torch.inference_mode():
@@ -80,7 +80,7 @@ def test_texts_are_encoded_and_decoded_as_by_transformers(checkpoint, theirs):
     assert tokenizer.eos_token == "<|im_end|>"
 
 
-def test_greedy_ids_are_those_of_transformers_generate(ours, theirs, prompts):
+def test_greedy_ids_equal_those_of_transformers_generate(ours, theirs, prompts):
     model = theirs[0]
     for prompt in prompts:
         state = ours.new_state(len(prompt) + NEW)
@@ -104,7 +104,7 @@ def test_greedy_ids_are_those_of_transformers_generate(ours, theirs, prompts):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_block_of_any_height_has_the_logits_of_its_rows_one_by_one(dtype, checkpoint, ours):
+def test_a_forward_over_several_tokens_has_the_logits_of_single_tokens(dtype, checkpoint, ours):
     decoder = (
         ours
         if dtype == torch.float32
@@ -139,13 +139,13 @@ def ran(tmp_path, monkeypatch, capsys, *words):
     return records
 
 
-def test_the_laptop_profiles_methods_are_lossless_on_it(tmp_path, monkeypatch, capsys):
+def test_the_methods_of_profile_laptop_are_lossless(tmp_path, monkeypatch, capsys):
     records = ran(tmp_path, monkeypatch, capsys, "--profile", "laptop", "--limit", "1")
     labels = {"vanilla", "eagle3", "suffix", "sam", "pld", "hf:vanilla"}
     assert {record["label"] for record in records} == labels
 
 
-def test_its_own_draft_and_heads_draft_what_stands_and_change_nothing(
+def test_its_draft_and_heads_get_tokens_accepted_and_change_no_output(
     tmp_path, monkeypatch, capsys
 ):
     drafting = ("sps", "specdec++", "eagle2", "mtp")

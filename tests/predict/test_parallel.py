@@ -80,14 +80,14 @@ def busy(own):
 
 
 @given(traces())
-def test_modelled_time_lies_between_the_busiest_worker_and_what_was_measured(own):
+def test_the_modelled_time_is_between_the_busiest_worker_and_the_measured_time(own):
     found = modelled(own)
     assert found >= max(busy(own).values())
     assert found <= max(each.end for each in own.decoding)
 
 
 @given(traces())
-def test_one_worker_takes_the_sum_of_its_forwards(own):
+def test_a_single_worker_takes_the_sum_of_its_forwards(own):
     alone = recorded([each for each in own.decoding if each.worker == TARGET])
     assert modelled(alone) == busy(alone).get(TARGET, 0)
 
@@ -123,19 +123,19 @@ def earliest(own, latency):
 
 
 @given(traces(), st.integers(0, 50))
-def test_every_forward_waits_for_what_it_waited_for_and_for_nothing_else(own, latency):
+def test_every_forward_waits_only_for_its_recorded_dependencies(own, latency):
     starts = earliest(own, latency)
     last = max(starts[id(each)] + each.end - each.start for each in own.decoding)
     assert modelled(own, gaps=HostGaps(latency=latency)) == last
 
 
-def test_workers_that_never_wait_take_as_long_as_the_busier_one():
+def test_independent_workers_take_the_time_of_the_busier_one():
     # measured one after the other, as on a single core
     own = recorded([forward(TARGET, 0, 30), forward(DRAFT, 30, 40), forward(DRAFT, 40, 50)])
     assert modelled(own) == 30
 
 
-def test_forward_that_needs_a_message_starts_a_latency_after_it_left():
+def test_a_forward_starts_one_latency_after_its_message_was_sent():
     order = RecordedMessage(TARGET, DRAFT, 10, 12, 8)
     answer = RecordedMessage(DRAFT, TARGET, 17, 50, 8)
     own = recorded(
@@ -145,7 +145,7 @@ def test_forward_that_needs_a_message_starts_a_latency_after_it_left():
     assert modelled(own, gaps=HostGaps(latency=3.0)) == 10 + 3 + 5 + 3 + 10
 
 
-def test_pearl_step_takes_the_longer_of_the_two():
+def test_a_pearl_step_takes_the_longer_of_draft_and_target():
     # the order leaves before the target's forward, the answer is read after it
     forwards, messages = [], []
     for step in range(4):
@@ -156,7 +156,7 @@ def test_pearl_step_takes_the_longer_of_the_two():
     assert modelled(recorded(forwards, messages)) == 4 * 60
 
 
-def test_known_times_replace_measured_ones_and_cancelled_work_takes_no_longer_than_it_did():
+def test_known_times_replace_measured_ones_and_cancelled_work_keeps_its_limit():
     known = {("target", 1, (0, 8), 1.0): 5.0, ("draft", 1, (0, 8), 1.0): 50.0}
     assert (
         modelled(recorded([forward(TARGET, 0, 30), forward(TARGET, 30, 70, n_tokens=4)]), known)
@@ -166,18 +166,18 @@ def test_known_times_replace_measured_ones_and_cancelled_work_takes_no_longer_th
     assert modelled(recorded(own), known) == 57
 
 
-def test_a_part_takes_what_parts_of_its_share_take():
+def test_a_partial_forward_takes_the_time_of_equal_shares():
     known = {("target", 1, (0, 8), 1.0): 5.0, ("target", 1, (0, 8), 0.5): 3.0}
     whole = forward(TARGET, 0, 30)
     assert modelled(recorded([whole, replace(whole, start=30, end=70, share=0.5)]), known) == 8
 
 
-def test_cancelled_forwards_at_the_end_are_not_waited_for():
+def test_cancelled_forwards_at_the_end_add_no_time():
     own = recorded([forward(TARGET, 0, 10), forward(DRAFT, 0, 40, used=False)])
     assert modelled(own) == 10
 
 
-def test_host_work_is_the_median_gap_and_latency_that_of_messages_waited_for():
+def test_host_time_is_the_median_gap_and_latency_that_of_awaited_messages():
     waited = RecordedMessage(TARGET, DRAFT, 14, 17, 8)
     late = RecordedMessage(TARGET, DRAFT, 19, 90, 8)  # its reader was busy
     forwards = [
@@ -223,7 +223,7 @@ def run(synthetic):
     return records
 
 
-def test_row_says_devices_and_speedup_over_vanillas_measured_decoding(run):
+def test_a_parallel_method_has_devices_and_a_speedup_over_measured_vanilla(run):
     (row,) = modelled_rows(run)
     own = [r for r in run if r.label == "pearl"]
     steps = sum(len(r.steps.levels) for r in own)
@@ -238,7 +238,7 @@ def test_row_says_devices_and_speedup_over_vanillas_measured_decoding(run):
     assert "modelled, 2 devices" in " ".join(column.format(row) for column in COLUMNS)
 
 
-def test_serial_rows_and_void_or_failed_cells_are_not_modelled(run):
+def test_serial_methods_and_noisy_or_failed_outputs_are_not_modelled(run):
     serial = [r for r in run if r.label != "pearl"]
     assert modelled_rows(serial) == []
     assert modelled_rows([replace(r, void=True) if r.label == "pearl" else r for r in run]) == []

@@ -43,7 +43,7 @@ def run(capsys, tmp_path, monkeypatch):
     return call
 
 
-def test_every_row_is_modelled_and_says_what_it_hangs_on(run, made):
+def test_every_method_is_modelled_with_its_sensitivities(run, made):
     code, out, err = run("predict", str(made), *ASKED)
     rows = {row["label"]: row for row in csv.DictReader(io.StringIO(out), delimiter="\t")}
     assert code == 0, err
@@ -65,7 +65,7 @@ def test_every_row_is_modelled_and_says_what_it_hangs_on(run, made):
     assert float(rows["pld"]["draft_weights_+10%"]) == 0
 
 
-def test_modelled_times_are_the_replay_at_the_rooflines_table(made):
+def test_modelled_times_equal_a_replay_with_the_roofline_table(made):
     source = RunDir.open(made)
     roofline = Roofline.from_options("h100x2", "llama-2-70b+7b")
     found = replay_roofline(source.records(), source.manifest, roofline)
@@ -82,7 +82,7 @@ def test_modelled_times_are_the_replay_at_the_rooflines_table(made):
     assert row.outputs == len(once)
 
 
-def test_a_table_from_its_file_predicts_what_it_did_and_the_same_elsewhere(made, tmp_path):
+def test_a_saved_cost_table_gives_the_same_prediction(made, tmp_path):
     source = RunDir.open(made)
     table = Roofline.from_options("h100x2", "llama-2-70b+7b").make_cost_table(
         source.manifest["models"]
@@ -94,7 +94,7 @@ def test_a_table_from_its_file_predicts_what_it_did_and_the_same_elsewhere(made,
         assert row.elsewhere == row.predicted + (row.predicted_void or 0)
 
 
-def test_large_batches_take_the_gain_away(run, made):
+def test_large_batches_reduce_the_speedup(run, made):
     def speedup(*more):
         out = run("predict", str(made), *ASKED, *more, "--json")[1]
         rows = {row["label"]: row for row in json.loads(out)["rows"]}
@@ -107,7 +107,7 @@ def test_large_batches_take_the_gain_away(run, made):
     assert late[0] < alone[0]  # a millisecond a forward makes the small draft as dear as the target
 
 
-def test_json_names_every_number_it_went_by(run, made):
+def test_json_contains_every_input_of_the_model(run, made):
     event = json.loads(run("predict", str(made), *ASKED, "--json")[1])
     modelled = event["modelled"]
     assert (modelled["devices"], modelled["device"]["bandwidth"]) == (2, 3.35e12)
@@ -116,7 +116,7 @@ def test_json_names_every_number_it_went_by(run, made):
     assert event["recorded_with"] == {"target": "embedded-7m", "draft": "embedded-1m"}
 
 
-def test_a_person_gets_both_tables(run, made, monkeypatch):
+def test_a_terminal_shows_both_tables(run, made, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     code, out, _ = run("predict", str(made), *ASKED)
@@ -125,7 +125,7 @@ def test_a_person_gets_both_tables(run, made, monkeypatch):
     assert "draft weights" in out and "bandwidth" in out and "experts" not in out
 
 
-def test_rows_under_load_are_simulated_at_the_rooflines_costs(run, made):
+def test_load_is_simulated_with_roofline_costs(run, made):
     options = ("--load", "poisson:20", "--batch", "2", "--json")
     event = json.loads(run("predict", str(made), *ASKED, *options)[1])
     assert event["roofline"]["hardware"] == "h100x2"
@@ -151,14 +151,14 @@ def test_rows_under_load_are_simulated_at_the_rooflines_costs(run, made):
         ((*ASKED, "--threads", "2"), "--threads cannot be combined with RUN"),
     ],
 )
-def test_what_cannot_be_modelled_is_told(run, made, options, message):
+def test_unmodelled_options_are_an_error(run, made, options, message):
     code, out, err = run("predict", str(made), *options)
     assert (code, out) == (2, "")
     assert message in err
     assert "hint: " in err
 
 
-def test_a_target_alone_leaves_rows_with_a_draft_out(run, made):
+def test_hardware_without_a_draft_skips_methods_with_a_draft_model(run, made):
     code, _, err = run("predict", str(made), "--hardware", "h100", "--shape", "llama-2-7b")
     assert code == 0
     assert "sps: not modelled: its draft model has no shape: --shape llama-2-7b+DRAFT" in err

@@ -38,7 +38,7 @@ def ran(program: str, uncontained: bool, tests: str = "", before: str = "") -> b
 
 
 @BOTH
-def test_right_program_passes_and_a_wrong_one_fails(uncontained):
+def test_a_correct_program_passes_and_a_wrong_one_fails(uncontained):
     if refused(uncontained):
         return
     tests = "\nassert add(2, 3) == 5\nassert sorted({add(1, 1), 4}) == [2, 4]\n"
@@ -79,17 +79,17 @@ CHECK_CLOSE = "\n\ndef check(c):\n    assert abs(c(1.33, 1) - 2.33) < 1e-6\n\n\n
         ("```\ndef subtract(a, b):\n    return a - b\n```\n```\ndef add(a, b):\n    return", False),
     ],
 )
-def test_of_several_blocks_the_one_with_the_wanted_function_counts(answer, right):
+def test_the_code_block_with_the_tested_function_is_used(answer, right):
     assert ran(answer, True, CHECK, BEGUN) == right
 
 
-def test_without_code_before_it_the_names_that_the_tests_read_are_wanted():
+def test_without_a_prompt_program_the_tests_determine_the_needed_names():
     example = "```python\nprint(second([1, 2]))\n```\n"
     answer = f"{example}```python\ndef second(xs):\n    return xs[1]\n```\n{example}"
     assert ran(answer, True, "\nxs = [1, 2]\nassert second(xs) == 2\nassert len(xs) == 2\n")
 
 
-def test_exact_code_is_the_block_that_binds_what_the_reference_binds():
+def test_exact_code_uses_the_block_that_defines_the_reference_names():
     reference = "def add(a, b):\n    return a + b\n"
     assert code.same_code(reference, f"```\nadd(1, 2)\n```\n```\n{reference}```")
     assert not code.same_code(
@@ -113,7 +113,7 @@ FAST = (
 ).split()
 
 
-def test_hostile_programs_reach_nothing_and_fail(monkeypatch):
+def test_hostile_programs_are_contained_and_fail(monkeypatch):
     if refused():
         return
     monkeypatch.setattr(code, "TIMEOUT_S", 1.0)
@@ -121,11 +121,11 @@ def test_hostile_programs_reach_nothing_and_fail(monkeypatch):
         assert (reached, passed) == ([], False), name
 
 
-def test_hostile_programs_meet_tests_that_a_right_one_passes():
+def test_the_tests_of_hostile_programs_accept_a_correct_one():
     assert ran("def add(a, b): return a + b", True, hostile_code.TESTS)
 
 
-def test_filter_of_system_calls_leaves_what_programs_use():
+def test_the_system_call_filter_permits_ordinary_programs():
     if refused():
         return
     program = (
@@ -180,7 +180,7 @@ def decided(machine: str, call: int, *arguments: int, architecture: int | None =
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_filter_decides_by_call_argument_and_architecture(machine):
+def test_the_system_call_filter_decides_by_call_argument_and_architecture(machine):
     column = sandbox._MACHINES[machine]
     calls = {name: numbers[column] for name, numbers in sandbox.CALLS.items()}
     allowed, killed, done = 0x7FFF0000, 0x80000000, 0x50000
@@ -233,13 +233,13 @@ def test_filter_decides_by_call_argument_and_architecture(machine):
         assert decided(machine, read, architecture=other) == killed
 
 
-def test_hostile_programs_reach_what_they_want_where_nothing_contains_them():
+def test_without_containment_hostile_programs_reach_their_aim():
     wanted = ["run-folder", "write-outside", "abstract-socket"]
     assert all(reached for _, reached, _ in hostile_code.run_programs(wanted, uncontained=True))
 
 
 @BOTH
-def test_folder_is_empty_and_can_be_written(uncontained):
+def test_the_sandbox_folder_is_empty_and_writable(uncontained):
     if refused(uncontained):
         return
     look = "import os\nassert os.listdir() == []\nopen('left', 'w').write('x')"
@@ -259,11 +259,11 @@ def test_folder_is_empty_and_can_be_written(uncontained):
         "x = '\\0'\0",
     ],
 )
-def test_program_that_exceeds_a_limit_or_ends_otherwise_fails(program):
+def test_a_program_that_exceeds_a_limit_or_exits_fails(program):
     assert not ran(program, uncontained=True)
 
 
-def test_rooms_inherit_no_descriptor_with_a_high_number():
+def test_sandboxes_inherit_no_high_file_descriptor():
     if refused():
         return
     count = (
@@ -279,7 +279,7 @@ def test_rooms_inherit_no_descriptor_with_a_high_number():
             os.close(fd)
 
 
-def test_endless_loop_ends_at_the_limit(monkeypatch):
+def test_an_endless_loop_ends_at_the_time_limit(monkeypatch):
     monkeypatch.setattr(code, "TIMEOUT_S", 0.5)
     began = time.monotonic()
     assert not ran("while True: pass", uncontained=True)
@@ -287,7 +287,7 @@ def test_endless_loop_ends_at_the_limit(monkeypatch):
 
 
 @BOTH
-def test_rooms_end_with_whoever_started_them(uncontained):
+def test_sandboxes_end_with_their_parent_process(uncontained):
     """Its end of the leash is closed by the system, whatever it died of."""
     if refused(uncontained):
         return
@@ -311,7 +311,7 @@ def test_rooms_end_with_whoever_started_them(uncontained):
         assert keeper.wait(10) == sandbox.FAILED  # which it ends with once both have ended
 
 
-def test_code_that_cannot_be_contained_is_not_run_and_says_how_it_could_be(monkeypatch, tmp_path):
+def test_without_containment_code_is_not_run_and_the_error_has_a_hint(monkeypatch, tmp_path):
     lacking = tmp_path / "keeper.py"
     lacking.write_text(
         f"import sys\nprint('not permitted', file=sys.stderr)\nsys.exit({sandbox.NO_SANDBOX})\n"
@@ -344,7 +344,7 @@ DATA = st.recursive(
 
 @settings(max_examples=40)
 @given(DATA)
-def test_data_comes_through_as_it_was(value):
+def test_data_is_passed_between_processes_unchanged(value):
     def none(number):
         raise AssertionError(number)
 
@@ -353,7 +353,7 @@ def test_data_comes_through_as_it_was(value):
 
 
 @BOTH
-def test_objects_of_the_answer_stay_with_it_and_can_be_asked(uncontained):
+def test_objects_of_the_answer_stay_in_its_process_and_can_be_used(uncontained):
     if refused(uncontained):
         return
     program = (
@@ -371,7 +371,7 @@ def test_objects_of_the_answer_stay_with_it_and_can_be_asked(uncontained):
     assert ran(program, uncontained, tests)
 
 
-def test_what_the_tests_set_up_is_there_for_the_answer():
+def test_the_answer_sees_the_setup_of_the_tests():
     program = "def vowels(word): return sum(c in VOWELS for c in word)"
     assert ran(program, True, "\nVOWELS = 'aeiou'\nassert vowels('banana') == 3\n")
 
@@ -390,17 +390,17 @@ CLOSE = "\nassert math.fabs(poly(root())) < 1e-9 and math.isclose(root(), 2)\n"
         (f"{HELPED}    return 0\n\nclass math:\n    fabs = isclose = lambda *a: 0", False),
     ],
 )
-def test_tests_keep_their_own_helpers_and_modules_whatever_the_answer_makes_of_them(answer, right):
+def test_the_answer_cannot_replace_helpers_and_modules_of_the_tests(answer, right):
     assert ran(answer, True, CLOSE, HELPED) == right
 
 
-def test_module_that_the_answer_alone_imports_is_the_tests_own():
+def test_a_module_imported_only_by_the_answer_is_the_tests_own():
     program = "import math\nmath.isclose = lambda *a: True\ndef third(): return {}"
     tests = "\nassert math.isclose(third(), 1 / 3)\n"
     assert ran(program.format(1 / 3), True, tests) and not ran(program.format(0), True, tests)
 
 
-def test_answer_that_hides_a_builtin_is_asked_for_it():
+def test_a_builtin_redefined_by_the_answer_is_the_answer_s():
     assert ran("def sum(a, b): return a * b", True, "\nassert sum(2, 5) == 10\n")
 
 
@@ -466,13 +466,13 @@ REFERENCE = "from math import isclose\nimport math as m\ndef sum(a, b): return a
         ("isclose = m = all = print\ndef sum(a, b): return a + b", False),
     ],
 )
-def test_reference_decides_which_builtins_and_imports_are_the_answers(answer, right):
+def test_the_reference_determines_which_builtins_and_imports_the_answer_may_define(answer, right):
     tests = "\nassert all(isclose(sum(a, 2), m.floor(2 * a)) for a in range(9))\n"
     passed = code.passes_tests(answer, "", tests, uncontained=True, reference=REFERENCE)
     assert passed == right
 
 
-def test_reference_that_defines_a_module_or_builtin_name_makes_it_the_answers():
+def test_a_module_or_builtin_name_defined_by_the_reference_belongs_to_the_answer():
     answer = "Words first.\n```\nclass calendar:\n    days = 7\n```"
     tests, reference = "\nassert calendar.days == 7\n", "class calendar:\n    days = 7\n"
     assert code.passes_tests(answer, "", tests, uncontained=True, reference=reference)
@@ -545,7 +545,7 @@ RAISES = (
         ),
     ],
 )
-def test_answer_does_not_pass_unless_every_assertion_holds(answer, tests, reference):
+def test_an_answer_passes_only_if_every_assertion_holds(answer, tests, reference):
     assert not code.passes_tests(answer, "", tests, uncontained=True, reference=reference)
     right = reference or (UP if "ups" not in tests else "def ups(xs): return [x + 1 for x in xs]")
     if reference is None and tests == RAISES:
@@ -567,7 +567,7 @@ def test_answer_does_not_pass_unless_every_assertion_holds(answer, tests, refere
         ("raise ExceptionGroup('two', [ValueError()])", "RuntimeError"),
     ],
 )
-def test_exception_of_the_answer_arrives_as_its_nearest_builtin_type(fault, expected):
+def test_an_exception_of_the_answer_becomes_its_nearest_builtin_type(fault, expected):
     answer = "def up(x):\n    " + fault.replace("\n", "\n    ")
     tests = f"\ntry:\n    up(1)\nexcept {expected}:\n    pass\nelse:\n    assert False\n"
     assert ran(answer, True, tests)
@@ -579,7 +579,9 @@ LEFT = "\nit = iter([1, 2, 9, 9])\nassert first(it, 2) == [1, 2]\n"
 
 @BOTH
 @pytest.mark.parametrize("reference", [None, FIRST])
-def test_answer_draws_from_an_iterator_of_the_tests_as_far_as_it_reads(uncontained, reference):
+def test_the_answer_consumes_an_iterator_of_the_tests_only_as_far_as_it_reads(
+    uncontained, reference
+):
     if refused(uncontained):
         return
     for rest in ("assert list(it) == [9, 9]\n", "for left in it:\n    assert left == 9\n"):
@@ -608,7 +610,7 @@ FAULTY = (
 @pytest.mark.parametrize(
     ("answer", "tests"), [(ABOVE, ENDLESS), (TOTAL, OWN), (FIRST, FAULTY), (FIRST, LEFT)]
 )
-def test_iterator_of_the_tests_may_be_endless_call_the_answer_or_fail(answer, tests):
+def test_an_iterator_of_the_tests_may_be_infinite_call_the_answer_or_fail(answer, tests):
     assert ran(answer, True, tests)
     wrong = answer.replace("it, n)", "it, n): return []\ndef other(it, n)")
     assert not ran(wrong.replace("sum(", "len("), True, tests)
@@ -625,7 +627,7 @@ def test_answer_cannot_swallow_an_assertion_in_an_iterator_of_the_tests():
 
 
 @pytest.mark.parametrize("number", ["7", "-9", "null", "true", '"0"', "1e9", "{}"])
-def test_answer_cannot_draw_from_an_iterator_that_it_was_not_given(number):
+def test_the_answer_cannot_use_an_iterator_that_it_did_not_get(number):
     answer = (
         "import os\ndef first(it, n):\n    for fd in range(3, 64):\n"
         f"        try: os.write(fd, b'{{\"draw\": {number}}}\\n')\n"
@@ -636,13 +638,13 @@ def test_answer_cannot_draw_from_an_iterator_that_it_was_not_given(number):
     )
 
 
-def test_truth_of_an_object_is_the_answer_s():
+def test_the_truth_value_of_an_answer_s_object_is_computed_by_the_answer():
     answer = "class No:\n    def __len__(self): return 0\ndef up(x): return No()\n"
     assert not ran(answer, True, "\nassert up(1)\n")
     assert ran(answer, True, "\nassert not up(1)\n")
 
 
-def test_random_numbers_of_the_tests_are_the_same_for_the_reference_and_every_answer():
+def test_random_numbers_of_the_tests_are_the_same_for_every_answer():
     tests = (
         "\nimport random\nfor x in range(random.randint(1, 10**4)):\n    assert up(x) == x + 1\n"
     )
@@ -680,17 +682,17 @@ def test_time_to_find_the_code_grows_with_the_length_of_the_answer():
     assert time.monotonic() - began < 10
 
 
-def test_number_that_is_none_equals_nothing():
+def test_nan_is_passed_between_processes():
     assert ran("def f(): return float('nan')", True, "\nimport math\nassert math.isnan(f())\n")
     assert math.isnan(sandbox.decode_value(json.loads(json.dumps(math.nan)), int))
 
 
-def test_odd_escapes_warn_nobody():
+def test_invalid_escapes_print_no_warning():
     assert ran("x = '\\d'", True)
 
 
 @pytest.mark.parametrize("line", ["x = 0x" + "f" * 5000, "x = " + "+".join(["1"] * 400)])
-def test_a_line_that_cannot_be_written_out_fails_no_scoring(line):
+def test_an_unprintable_line_does_not_break_the_scoring(line):
     answer = f"{line}\ndef f(x):\n    return 2\n"
     assert not code.passes_tests(answer, "", "assert f(1) == 3\n", uncontained=False)
     assert code.passes_tests(answer, "", "assert f(1) == 2\n", uncontained=False)

@@ -109,13 +109,13 @@ def test_every_task_loads_from_its_original_format(
     assert (first.reference is None) == (reference is None)
 
 
-def test_no_shipped_task_is_left_out_above():
+def test_every_shipped_task_has_a_case():
     (mark,) = test_every_task_loads_from_its_original_format.pytestmark
     assert [case[0] for case in mark.args[1]] == DOWNLOADED
 
 
 @pytest.mark.parametrize("name", ["aime", "gsm8k", "humaneval", "math500", "mbpp", "mgsm"])
-def test_scorers_are_right_on_references_and_wrong_on_another_questions(tmp_path, name):
+def test_scorers_accept_the_reference_and_reject_another_question_s(tmp_path, name):
     counts = {"aime": 4, "humaneval": 3, "mgsm": 22}
     questions = load_task(copy_of(name, tmp_path, counts.get(name, 2))).questions[:3]
     others = questions[1:] + questions[:1]
@@ -132,13 +132,13 @@ def test_parts_of_a_task_have_their_categories_and_prompts(tmp_path):
     assert meeting.turns[0].endswith("Query: What did Ida think of the remote control?\nAnswer:")
 
 
-def test_lists_in_a_prompt_are_lines_and_the_tests_surround_the_answer(tmp_path):
+def test_lists_in_a_prompt_become_lines_and_tests_surround_the_answer(tmp_path):
     larger, vowels = load_task(copy_of("mbpp", tmp_path, 2)).questions
     assert "assert larger(1, 2) == 2\nassert larger(5, 2) == 5\n" in larger.turns[0]
     assert vowels.program == ("", "\nVOWELS = 'aeiou'\nassert vowels('banana') == 3\n")
 
 
-def test_gzipped_original_is_read_beside_its_plain_name(tmp_path):
+def test_a_gzipped_original_is_read_under_its_plain_name(tmp_path):
     card = copy_of("humaneval", tmp_path, 3)
     (tmp_path / "humaneval.jsonl.gz").write_bytes(
         gzip.compress((tmp_path / "humaneval.jsonl").read_bytes())
@@ -147,7 +147,7 @@ def test_gzipped_original_is_read_beside_its_plain_name(tmp_path):
     assert len(load_task(card).questions) == 3
 
 
-def test_rows_that_are_still_placeholders_are_refused_with_what_to_do(tmp_path):
+def test_placeholder_rows_are_refused_with_a_hint(tmp_path):
     raw = parquet("speed_bench_unprepared.jsonl")
     card = copy_of("speed_bench", tmp_path, 3, **{"speed/qualitative/test.parquet": raw})
     with pytest.raises(EnvironmentFault) as caught:
@@ -178,7 +178,7 @@ def test_rows_that_are_still_placeholders_are_refused_with_what_to_do(tmp_path):
         ("gsm8k", 2, "gsm8k_test.jsonl", lambda d: d.splitlines()[0], "contains 1 questions, but"),
     ],
 )
-def test_damaged_file_is_refused_in_one_paragraph(tmp_path, name, count, file, damage, message):
+def test_a_damaged_file_is_one_error(tmp_path, name, count, file, damage, message):
     card = copy_of(name, tmp_path, count, **{file: damage(original(file))})
     with pytest.raises(EnvironmentFault) as caught:
         load_task(card)
@@ -189,13 +189,13 @@ def test_damaged_file_is_refused_in_one_paragraph(tmp_path, name, count, file, d
     assert caught.value.exit_code == ExitCode.ENVIRONMENT
 
 
-def test_schema_for_editors_is_the_cards():
+def test_the_editor_schema_matches_the_dataset_config():
     committed = (load.SHIPPED / "schema.json").read_text(encoding="utf-8")
     assert committed == json_schema()
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda path: path.stem)
-def test_every_card_names_itself_its_schema_its_licence_and_its_paper(card):
+def test_every_dataset_config_has_name_schema_licence_and_paper(card):
     first, *_ = card.read_text(encoding="utf-8").splitlines()
     facts = describe(card.stem)
     assert first == "# yaml-language-server: $schema=schema.json"
@@ -204,7 +204,7 @@ def test_every_card_names_itself_its_schema_its_licence_and_its_paper(card):
 
 
 @pytest.mark.parametrize("name", DOWNLOADED)
-def test_every_download_is_pinned_and_everything_else_says_how_it_is_had(name):
+def test_every_download_is_pinned_and_other_sources_say_how_to_get_them(name):
     card = load.read_dataset_config(load.SHIPPED / f"{name}.yaml")
     for source in card.sources:
         assert source.sha256 or card.obtain
@@ -212,6 +212,6 @@ def test_every_download_is_pinned_and_everything_else_says_how_it_is_had(name):
         assert source.hub is None or len(source.hub.revision) == 40
 
 
-def test_the_embedded_pair_says_something_only_where_it_was_trained():
+def test_tasks_of_the_embedded_pair_are_those_it_was_trained_on():
     trained = {name for name in task_names() if describe(name).get("embedded") == "trained"}
     assert trained == {"best-of-n", "chains", "gsm8k", "mini"}

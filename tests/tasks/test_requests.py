@@ -16,7 +16,7 @@ def task(tmp_path, *rows):
     return load_task(str(path))
 
 
-def test_a_request_is_answered_after_the_messages_before_its_last(tmp_path):
+def test_the_last_message_is_the_question_and_earlier_ones_precede_it(tmp_path):
     system = {"role": "system", "content": "Be short."}
     messages = [system, ASK, {"role": "assistant", "content": "Three."}, ASK]
     (question,) = task(
@@ -53,14 +53,14 @@ def test_the_lines_of_a_batch_file_are_requests_with_their_ids_and_limits(tmp_pa
     assert (question.prompt_id, question.max_new_tokens) == ("traffic/r-1", 40)
 
 
-def test_parts_of_a_content_and_a_developers_words_are_texts_and_the_systems(tmp_path):
+def test_content_parts_are_joined_and_developer_messages_become_system_messages(tmp_path):
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "x"}, {"role": "user", "content": parts}]
     (question,) = task(tmp_path, {"messages": messages}).questions
     assert (question.before, question.turns) == ((("system", "x"),), ("a\nb",))
 
 
-def test_requests_in_the_same_words_share_a_cluster(tmp_path):
+def test_equal_requests_share_a_cluster(tmp_path):
     other = {"messages": [{"role": "user", "content": "Why?"}]}
     first, again, third = task(tmp_path, {"messages": [ASK]}, {"messages": [ASK]}, other).questions
     assert first.cluster == again.cluster != third.cluster

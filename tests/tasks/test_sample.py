@@ -37,7 +37,7 @@ def balanced(taken: dict[str, int], supply: dict[str, int]) -> bool:
 
 
 @given(supply=SUPPLY, limit=st.integers(1, 60), seed=st.integers(0, 5))
-def test_sample_is_a_balanced_subset_in_the_given_order(supply, limit, seed):
+def test_a_sample_is_a_balanced_subset_in_dataset_order(supply, limit, seed):
     everything = questions(supply)
     chosen = sample_questions(everything, limit, seed)
 
@@ -54,7 +54,7 @@ def test_sample_is_a_balanced_subset_in_the_given_order(supply, limit, seed):
 
 
 @given(supply=SUPPLY, limit=st.integers(1, 40), seed=st.integers(0, 5))
-def test_smaller_sample_is_part_of_the_larger(supply, limit, seed):
+def test_a_smaller_sample_is_part_of_a_larger_one(supply, limit, seed):
     everything = questions(supply)
     assert set(sample_questions(everything, limit, seed)) <= set(
         sample_questions(everything, limit + 1, seed)
@@ -62,7 +62,7 @@ def test_smaller_sample_is_part_of_the_larger(supply, limit, seed):
 
 
 @given(supply=SUPPLY, limit=st.integers(1, 40), seed=st.integers(0, 5))
-def test_a_question_asked_often_counts_once_and_comes_with_all_its_samples(supply, limit, seed):
+def test_a_question_with_samples_counts_once_and_keeps_all_samples(supply, limit, seed):
     once = questions(supply)
     often = [
         replace(question, prompt_id=f"{question.prompt_id}/{n}", sample=n)
@@ -82,13 +82,13 @@ def test_the_draw_does_not_depend_on_the_order_of_the_dataset():
     )
 
 
-def test_48_of_six_families_are_8_each():
+def test_48_questions_of_six_families_are_8_each():
     families = [f for f in FAMILIES if f not in ("code", "other")]
     everything = questions({(family, family): 80 for family in families})
     assert set(Counter(q.family for q in sample_questions(everything, 48, 0)).values()) == {8}
 
 
-def test_another_seed_draws_others():
+def test_another_seed_draws_other_questions():
     everything = questions({("qa", "a"): 50})
     assert sample_questions(everything, 5, 0) != sample_questions(everything, 5, 1)
 

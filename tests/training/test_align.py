@@ -65,7 +65,7 @@ SEEDS = st.integers(0, 10_000)
 
 
 @given(SEEDS)
-def test_a_distance_is_nothing_between_equals_and_more_between_others(seed: int) -> None:
+def test_a_distance_is_zero_only_between_equal_distributions(seed: int) -> None:
     q, p = distributions(seed)
     for name, distance in DISTANCES.items():
         if name != "tvd++":
@@ -86,7 +86,7 @@ def test_total_variation_is_what_speculative_sampling_rejects(seed: int) -> None
 
 
 @given(SEEDS)
-def test_tvd_plus_over_the_whole_vocabulary_is_tvds_gradient_over_a_deviation(seed: int) -> None:
+def test_tvd_plus_over_the_whole_vocabulary_is_the_normalised_gradient_of_tvd(seed: int) -> None:
     logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(seed)).double()
     p = torch.log_softmax(torch.randn(5, 7).double(), -1)
     weights = torch.tensor([1.0, 1.0, 0.1, 0.0, 1.0]).double()
@@ -101,11 +101,11 @@ def test_tvd_plus_over_the_whole_vocabulary_is_tvds_gradient_over_a_deviation(se
     assert ours[3].abs().sum() == 0  # a row that weighs nothing teaches nothing
 
 
-def test_every_distance_is_an_option_and_beside_them_only_the_texts_own() -> None:
+def test_every_distance_is_an_option_besides_cross_entropy() -> None:
     assert {each.value for each in DraftLoss} == {"ce", *DISTANCES}
 
 
-def test_lk_is_kl_where_little_is_accepted_and_total_variation_where_the_rate_is_high(
+def test_lk_is_kl_at_low_acceptance_and_total_variation_at_high_acceptance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     q, p = distributions(3)
@@ -115,7 +115,7 @@ def test_lk_is_kl_where_little_is_accepted_and_total_variation_where_the_rate_is
     assert lk(q, p, ONE).item() == pytest.approx(tvd(q, p, ONE).item())
 
 
-def test_total_variation_teaches_next_to_nothing_from_far_away_and_kl_does() -> None:
+def test_far_from_the_target_total_variation_has_almost_no_gradient_but_kl_has() -> None:
     logits = torch.tensor([[30.0, 0, 0, 0]]).double()
     p = torch.log_softmax(torch.tensor([[0, 30.0, 0, 0]]).double(), -1)
     far = {}
@@ -127,7 +127,7 @@ def test_total_variation_teaches_next_to_nothing_from_far_away_and_kl_does() -> 
 
 
 @given(SEEDS)
-def test_over_a_cut_what_the_target_says_outside_counts_as_if_the_draft_had_no_chance(
+def test_target_tokens_outside_a_cut_vocabulary_count_as_draft_probability_zero(
     seed: int,
 ) -> None:
     _, p = distributions(seed)
@@ -184,7 +184,7 @@ def short(loss: str, samples: Any, steps: int = 5) -> align.Alignment:
 
 
 @pytest.mark.parametrize("samples", ["target", "mixed"])
-def test_a_killed_and_resumed_alignment_equals_one_without_a_stop(
+def test_a_resumed_alignment_equals_an_uninterrupted_one(
     samples: str, tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
     plan = short("tvd++", samples)
@@ -202,7 +202,7 @@ def test_a_killed_and_resumed_alignment_equals_one_without_a_stop(
     load_decoder(tmp_path / "whole" / plan.name, name="draft")  # as a run loads it
 
 
-def test_a_draft_learns_on_replies_that_it_gives_as_it_is_by_then(
+def test_own_replies_are_sampled_from_the_current_draft(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
     plan = short("kl", "own")
@@ -223,7 +223,7 @@ def test_a_draft_learns_on_replies_that_it_gives_as_it_is_by_then(
     ]  # as it began it says other things
 
 
-def test_mat_is_that_of_decoding(tmp_path: Path) -> None:
+def test_estimated_mat_equals_mat_of_decoding(tmp_path: Path) -> None:
     """Of the shipped pair, whose draft is right often enough, on the target's greedy outputs."""
     paths = [resolve(name).path for name in ("embedded", "embedded-1m")]
     target, draft = (load_decoder(path, name=path.name) for path in paths)
@@ -247,7 +247,7 @@ def test_mat_is_that_of_decoding(tmp_path: Path) -> None:
     assert found.mbsu < found.mat
 
 
-def test_runs_count_right_drafts_behind_each_known_token() -> None:
+def test_runs_count_correct_drafts_after_each_known_token() -> None:
     right = torch.tensor([[1, 1, 0, 1, 1, 1]]).bool()
     assert align._count_runs(right).tolist() == [[1, 0, 3, 2, 1, 0]]
 
@@ -259,7 +259,7 @@ def test_cross_entropy_of_its_own_replies_is_refused(
         aligner(tmp_path, pair).align(short("ce", "own"))
 
 
-def test_a_draft_of_another_vocabulary_is_refused_and_told_what_takes_it(
+def test_a_draft_with_another_vocabulary_is_refused_and_names_methods_that_accept_it(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
     foreign = replace(aligner(tmp_path, pair), draft=lambda: resolve("embedded-xv").path)
@@ -268,7 +268,7 @@ def test_a_draft_of_another_vocabulary_is_refused_and_told_what_takes_it(
     assert "tli, uag and omnidraft" in (caught.value.hint or "")
 
 
-def test_a_draft_whose_output_is_cut_is_not_cut_again(
+def test_a_draft_with_a_cut_vocabulary_is_not_cut_again(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
     plan = replace(short("ce", "target"), name="cut")
@@ -281,7 +281,7 @@ def test_a_draft_whose_output_is_cut_is_not_cut_again(
     assert further._estimate(further._make_initial_model(), 0).mat == made.mat[-1].mat
 
 
-def test_of_a_cut_draft_the_texts_own_loss_leaves_out_what_it_cannot_say(
+def test_cross_entropy_skips_tokens_outside_a_cut_vocabulary(
     pair: tuple[Path, Path],
 ) -> None:
     model, ids = load_model(pair[1], torch.device("cpu")), torch.tensor([[3, 9, 5, 9, 7]])
@@ -294,7 +294,7 @@ def test_of_a_cut_draft_the_texts_own_loss_leaves_out_what_it_cannot_say(
 
 
 @pytest.mark.parametrize("text", ["[]", "{"])
-def test_a_record_that_says_nothing_of_its_draft_is_one_clear_error(
+def test_an_invalid_draft_record_is_one_error(
     text: str, tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
     place = shutil.copytree(pair[1], tmp_path / "draft")
@@ -311,9 +311,7 @@ def test_a_record_that_says_nothing_of_its_draft_is_one_clear_error(
         (["--begin", "last"], "--begin needs --layers"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(
-    tmp_path: Path, words: list[str], message: str
-) -> None:
+def test_incompatible_options_are_refused(tmp_path: Path, words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         CliRunner().invoke(app, ["draft", *words, "--out", str(tmp_path)], catch_exceptions=False)
 
@@ -338,7 +336,7 @@ def test_several_losses_make_a_table_from_one_pre_trained_draft(
     assert facts["start"] == "pre-trained for 2" and facts["loss"] == "lk"
 
 
-def test_a_row_of_the_table_is_a_mean_over_seeds_with_the_interval_that_students_t_gives() -> None:
+def test_the_table_has_means_over_seeds_with_student_t_intervals() -> None:
     of = {
         loss: [
             (AlignEstimate(0, 1.5, [], 0.4, 1.0), AlignEstimate(9, mat, [], alpha, 1.5))
@@ -360,7 +358,7 @@ def test_a_row_of_the_table_is_a_mean_over_seeds_with_the_interval_that_students
 # ---- sorted --------------------------------------------------------------------------------------
 
 
-def test_first_layers_speak_by_the_whole_models_norm_and_output_and_are_its_own(
+def test_first_layers_share_the_norm_and_output_of_the_whole_model(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
     model = aligner(tmp_path, (pair[0], pair[0]))._make_initial_model()
@@ -391,7 +389,7 @@ def test_a_sorted_draft_learns_the_mean_of_the_losses_at_all_its_exits(
 
 
 @pytest.mark.parametrize("exits", [(1,), (0,), (3,)])
-def test_an_exit_behind_which_a_draft_has_no_layers_is_refused(
+def test_an_exit_after_the_last_layer_is_refused(
     tmp_path: Path, pair: tuple[Path, Path], exits: tuple[int, ...]
 ) -> None:
     own = pair if exits == (1,) else (pair[0], pair[0])

@@ -33,7 +33,7 @@ def _files(folder: Path) -> list[Path]:
     return [lines, plain]
 
 
-def test_texts_are_retrieved_in_the_targets_tokens_and_a_finished_store_is_left_alone(
+def test_a_datastore_has_target_tokens_and_is_built_once(
     tmp_path: Path, target: Path, loaded
 ) -> None:
     files, progress = _files(tmp_path), list[int]()
@@ -90,7 +90,7 @@ def test_files_that_cannot_be_read_are_named(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_target_without_the_familys_chats_is_sent_to_texts(
+def test_replies_need_a_target_of_the_embedded_family(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specbench_cli.training.datastore.SPECIAL_TOKENS", ("<|nobody|>",))
@@ -100,7 +100,7 @@ def test_a_target_without_the_familys_chats_is_sent_to_texts(
         )
 
 
-def test_replies_begin_with_the_token_that_ends_a_question_and_resume(
+def test_replies_begin_with_the_assistant_token_and_are_resumed(
     tmp_path: Path, target: Path, loaded
 ) -> None:
     place, progress = torch.device("cpu"), list[int]()

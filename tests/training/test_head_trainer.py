@@ -89,7 +89,7 @@ def trainer(out: Path, target: Path, kill_after: int | None = None) -> HeadTrain
     return HeadTrainer(out, target, [], 0, device, 8, n_held_out=4, fast=False, report=report)
 
 
-def test_a_heads_seconds_are_without_those_of_making_replies(
+def test_training_time_excludes_the_generation_of_replies(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(*_: Any, **__: Any) -> None:
@@ -102,7 +102,7 @@ def test_a_heads_seconds_are_without_those_of_making_replies(
 
 
 @pytest.mark.parametrize("recipe", SCHEDULES.values(), ids=SCHEDULES)
-def test_a_head_says_which_target_it_belongs_to(
+def test_a_head_stores_the_digest_of_its_target(
     recipe: HeadSchedule, trained: Path, target: Path
 ) -> None:
     facts = json.loads((trained / recipe.name / "config.json").read_text())["specbench"]
@@ -113,7 +113,7 @@ def test_a_head_says_which_target_it_belongs_to(
     assert facts["loss"] == "ttt"
 
 
-def test_curves_come_with_what_the_heads_were_worth_meanwhile(trained: Path) -> None:
+def test_curves_include_mat_estimates_during_training(trained: Path) -> None:
     facts = json.loads((trained / "training_curve.json").read_text())
     assert list(facts) == [recipe.name for recipe in SCHEDULES.values()]
     for fact in facts.values():
@@ -140,7 +140,7 @@ def test_another_target_in_the_same_folder_is_a_usage_error(trained: Path) -> No
 
 
 @pytest.mark.parametrize("recipe", SCHEDULES.values(), ids=SCHEDULES)
-def test_a_killed_and_resumed_training_equals_one_without_a_stop(
+def test_a_resumed_training_equals_an_uninterrupted_one(
     recipe: HeadSchedule,
     tmp_path: Path,
     target: Path,
@@ -162,7 +162,7 @@ def test_a_killed_and_resumed_training_equals_one_without_a_stop(
 @pytest.mark.parametrize(
     "kind", get_parallel_head_classes().values(), ids=get_parallel_head_classes()
 )
-def test_a_parallel_drafter_goes_on_where_it_was_killed_and_is_what_decoding_loads(
+def test_a_parallel_drafter_resumes_and_is_loaded_by_decoding(
     kind: type[ParallelHead], tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_trainer, "MEASURE_INTERVAL", 2)
@@ -193,7 +193,7 @@ def test_a_pard_draft_is_adapted_from_a_draft_model(tmp_path: Path, target: Path
         run("pard", tmp_path, target)
 
 
-def test_estimates_after_a_resumed_step_are_made_anew(tmp_path: Path) -> None:
+def test_estimates_after_the_resumed_step_are_repeated(tmp_path: Path) -> None:
     log = EstimateLog(tmp_path, MatEstimate)
     for step in (2, 4, 6, 4):
         log.add(MatEstimate(step, 1.0, [0.0]))
@@ -206,7 +206,7 @@ def test_replies_are_made_once_for_all_heads(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("tokens", [None, 2_048_000])
-def test_wider_updates_are_fewer_and_read_as_many_tokens(
+def test_larger_batches_need_fewer_updates_for_the_same_tokens(
     tokens: int | None, tmp_path: Path
 ) -> None:
     whole = HeadSchedule.for_target(get_head_classes()["eagle3"], "smollm2", 1536)
@@ -219,7 +219,7 @@ def test_wider_updates_are_fewer_and_read_as_many_tokens(
     assert wide.warmup_steps == plain.warmup_steps // 4
 
 
-def test_every_named_loss_is_an_option_and_knows_every_kind() -> None:
+def test_every_loss_is_an_option_for_every_kind_of_head() -> None:
     assert all(
         set(get_args(HeadLoss)) == set(kind.recipe.losses) for kind in get_head_classes().values()
     )

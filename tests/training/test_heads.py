@@ -169,7 +169,7 @@ def test_diagonal_attention_equals_dense_attention_with_an_explicit_mask(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_first_step_is_a_plain_teacher_forced_pass(
+def test_the_first_step_is_a_teacher_forced_forward(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head, ids = make(kind), text(chats=(LENGTH,))[:, :-1]
@@ -188,7 +188,7 @@ def test_the_first_step_is_a_plain_teacher_forced_pass(
 
 
 @pytest.mark.parametrize("kind", KINDS + PREFIX)
-def test_some_slots_draft_what_all_of_them_would(
+def test_sampled_slots_draft_the_same_as_all_slots(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head, ids, slots = make(kind), text()[:, :-1], torch.tensor([[2, 9, 15]])
@@ -198,7 +198,7 @@ def test_some_slots_draft_what_all_of_them_would(
 
 
 @pytest.mark.parametrize("kind", KINDS + PREFIX)
-def test_a_chat_does_not_see_its_neighbour(
+def test_a_chat_does_not_attend_to_another_chat(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head, ids = make(kind), text()[:, :-1]
@@ -211,7 +211,7 @@ def test_a_chat_does_not_see_its_neighbour(
 
 
 @pytest.mark.parametrize("kind", KINDS + PREFIX)
-def test_a_slot_reads_the_token_after_its_features_and_none_later(
+def test_a_slot_reads_the_token_after_its_features_and_no_later_token(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head, ids = make(kind), text(chats=(LENGTH,))[:, :-1]
@@ -225,7 +225,7 @@ def test_a_slot_reads_the_token_after_its_features_and_none_later(
 
 @pytest.mark.parametrize("name", ["paper", "ttt"])
 @pytest.mark.parametrize("kind", KINDS + PREFIX)
-def test_labels_that_weigh_nothing_do_not_move_the_loss(
+def test_labels_of_weight_0_do_not_change_the_loss(
     name: str, kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head, aim = make(kind), replace(get_head_classes()[kind].recipe.losses[name], noise=0.0)
@@ -240,7 +240,7 @@ def test_labels_that_weigh_nothing_do_not_move_the_loss(
     assert loss(one).item() != pytest.approx(loss(full_batch).item(), abs=1e-6)
 
 
-def test_a_slot_whose_target_the_head_cannot_say_is_masked(
+def test_a_slot_is_masked_if_its_label_is_outside_the_draft_vocabulary(
     make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head, full_batch = make("eagle3"), batch()
@@ -254,7 +254,7 @@ def test_a_slot_whose_target_the_head_cannot_say_is_masked(
     assert loss(full_batch._replace(weights=weights)).item() == 0.0
 
 
-def test_noise_is_drawn_from_the_batch_and_moves_the_loss(
+def test_feature_noise_is_seeded_by_the_batch_and_changes_the_loss(
     make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head, aim = make("eagle"), get_head_classes()["eagle"].recipe.losses["paper"]
@@ -263,7 +263,7 @@ def test_noise_is_drawn_from_the_batch_and_moves_the_loss(
 
 
 @pytest.mark.parametrize("kind", KINDS + PREFIX)
-def test_only_the_head_learns(
+def test_only_the_head_gets_gradients(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head = make(kind)
@@ -274,7 +274,7 @@ def test_only_the_head_learns(
     assert all(p.grad is None for p in target.parameters())
 
 
-def test_an_estimate_counts_drafts_up_to_the_first_wrong_one(
+def test_a_mat_estimate_counts_drafts_before_the_first_wrong_one(
     make: Callable[[str], DraftHead],
     target: LlamaForCausalLM,
     monkeypatch: pytest.MonkeyPatch,
@@ -288,7 +288,7 @@ def test_an_estimate_counts_drafts_up_to_the_first_wrong_one(
     assert found.accepted == [pytest.approx(1.0), pytest.approx(0.5), 0.0, 0.0, 0.0]
 
 
-def test_the_vocabulary_map_is_strictly_increasing_and_a_round_trip(
+def test_the_vocabulary_map_is_increasing_and_invertible(
     make: Callable[[str], DraftHead],
 ) -> None:
     named = head_build.to_stored_tensors(make("eagle3"))
@@ -309,15 +309,13 @@ def test_the_most_frequent_tokens_are_kept_in_the_order_of_their_ids() -> None:
 
 
 @pytest.mark.parametrize("n_layers", [1, 2, 3, 5, 8, 15])
-def test_of_few_layers_the_last_is_the_highest_captured_layer(
-    n_layers: int, target: LlamaForCausalLM
-) -> None:
+def test_small_targets_capture_their_last_layer(n_layers: int, target: LlamaForCausalLM) -> None:
     found = new("eagle3", target.config, 24, n_layers, DRAFT_IDS).captured_layers
     assert found[-1] == n_layers - 1
     assert all(0 <= layer < n_layers for layer in found)
 
 
-def test_of_many_layers_the_captured_layers_are_the_official_codes(
+def test_large_targets_capture_the_layers_of_the_official_code(
     target: LlamaForCausalLM,
 ) -> None:
     assert new("eagle3", target.config, 24, 32, DRAFT_IDS).captured_layers == (1, 15, 28)
@@ -400,7 +398,7 @@ DRAFTS = {"eagle": EagleHead, "eagle3": Eagle3Head, "mtp": MtpHead}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_chain_drafts_what_it_was_trained_to(
+def test_a_decoded_chain_equals_the_training_unroll(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM, tmp_path: Path
 ) -> None:
     """What methods make of the file, level by level, equals the unrolled steps of training."""
@@ -415,7 +413,7 @@ def test_a_chain_drafts_what_it_was_trained_to(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_biases_norms_of_heads_and_shared_keys_are_trained_as_they_are_drafted_with(
+def test_biases_head_norms_and_shared_keys_are_the_same_in_training_and_decoding(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM, tmp_path: Path
 ) -> None:
     plain, seed = make(kind), torch.Generator().manual_seed(5)

@@ -174,7 +174,7 @@ def replies_of(file: Path) -> list[TrainingReply]:
 # ---- prompts and replies ------------------------------------------------------------------------
 
 
-def test_a_prompt_is_what_the_harness_renders(
+def test_a_training_prompt_equals_the_rendered_prompt(
     encode: TemplateEncoder, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     question = "How far is it?"
@@ -192,7 +192,9 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer: PreTrainedTokenize
         TemplateEncoder(bare, frozenset({END}))
 
 
-def test_more_asks_begin_with_the_same(encode: TemplateEncoder, asks: list[ReplyPrompt]) -> None:
+def test_a_longer_list_of_questions_begins_with_the_shorter_one(
+    encode: TemplateEncoder, asks: list[ReplyPrompt]
+) -> None:
     assert make_magpie_prompts(encode, PROBLEMS, 0, 60)[:40] == asks
     assert sum(not ask.question_end for ask in asks) == 10
     own = [ask for ask in asks if ask.question_end]
@@ -203,7 +205,7 @@ def test_more_asks_begin_with_the_same(encode: TemplateEncoder, asks: list[Reply
     assert 5 < len(begun - {()}) == len(begun & openings)
 
 
-def test_a_target_that_ends_turns_by_text_is_asked_problems_alone(
+def test_a_template_without_turn_tokens_gets_only_problems(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     plain = PreTrainedTokenizerFast(
@@ -216,7 +218,7 @@ def test_a_target_that_ends_turns_by_text_is_asked_problems_alone(
         make_magpie_prompts(encode, [], 0, 9)
 
 
-def test_a_template_that_fails_or_another_familys_tokenizer_is_an_error_of_the_user(
+def test_a_failing_template_or_foreign_tokenizer_is_a_usage_error(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     plain = PreTrainedTokenizerFast(
@@ -229,7 +231,7 @@ def test_a_template_that_fails_or_another_familys_tokenizer_is_an_error_of_the_u
         Encoder(plain)
 
 
-def test_greedy_answers_are_what_transformers_generates(
+def test_greedy_answers_equal_those_of_transformers(
     made: Path, asks: list[ReplyPrompt], target: LlamaForCausalLM
 ) -> None:
     replies = [r for r, ask in zip(replies_of(made), asks, strict=True) if ask.greedy and r.answer]
@@ -247,7 +249,7 @@ def test_greedy_answers_are_what_transformers_generates(
         assert theirs[0, len(prompt) :].tolist() == answer
 
 
-def test_a_question_of_its_own_stands_where_the_users_would(
+def test_a_self_generated_question_takes_the_place_of_the_user_message(
     made: Path, asks: list[ReplyPrompt], encode: TemplateEncoder
 ) -> None:
     own = [reply for reply, ask in zip(replies_of(made), asks, strict=True) if ask.question_end]
@@ -260,7 +262,7 @@ def test_a_question_of_its_own_stands_where_the_users_would(
         assert END not in prompt[first:-last]
 
 
-def test_an_answer_is_drawn_as_likely_as_the_target_says(
+def test_answers_follow_the_target_distribution(
     folder: Path, target: LlamaForCausalLM, encode: TemplateEncoder, tmp_path: Path
 ) -> None:
     prompt, n = encode.encode_prompt("And?"), 1500
@@ -275,7 +277,7 @@ def test_an_answer_is_drawn_as_likely_as_the_target_says(
     assert z_scores.abs().max() < 4.5
 
 
-def test_replies_of_a_killed_run_are_kept_and_the_rest_is_the_same(
+def test_a_resumed_run_keeps_its_replies_and_completes_them(
     made: Path, folder: Path, asks: list[ReplyPrompt], tmp_path: Path
 ) -> None:
     file, whole = tmp_path / "replies.jsonl", made.read_bytes()
@@ -306,7 +308,7 @@ def seen(folder: Path, asks: list[ReplyPrompt], tmp_path_factory: pytest.TempPat
     return place
 
 
-def test_rows_kept_while_replies_are_made_are_the_targets(
+def test_hidden_states_stored_with_replies_are_the_target_s(
     seen: Path, made: Path, target: LlamaForCausalLM
 ) -> None:
     replies = load_replies(seen / "replies.jsonl")
@@ -325,7 +327,7 @@ def test_rows_kept_while_replies_are_made_are_the_targets(
 
 
 @pytest.mark.parametrize("cut", [1, 2])
-def test_rows_of_a_killed_run_stay_beside_their_replies(
+def test_resumed_replies_keep_their_hidden_states(
     cut: int, seen: Path, folder: Path, asks: list[ReplyPrompt], tmp_path: Path
 ) -> None:
     shutil.copytree(seen, tmp_path, dirs_exist_ok=True)
@@ -344,7 +346,7 @@ def test_rows_of_a_killed_run_stay_beside_their_replies(
 
 
 @pytest.mark.parametrize("captured_layers", [(-1,), (1, 4, 7)])
-def test_kept_rows_are_the_targets(
+def test_cached_hidden_states_give_the_target_output(
     captured_layers: tuple[int, ...],
     made: Path,
     target: LlamaForCausalLM,
@@ -381,7 +383,7 @@ def test_kept_rows_are_the_targets(
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["eagle", "mtp"])
-def test_a_head_begins_as_the_best_linear_guess_of_the_targets_next_row(
+def test_a_head_starts_as_the_linear_regression_of_the_next_hidden_state(
     kind: str, made: Path, target: LlamaForCausalLM
 ) -> None:
     torch.manual_seed(0)
@@ -440,7 +442,7 @@ def answered(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp", "falcon", "chimera"])
-def test_a_head_for_it_says_a_part_of_the_vocabulary_whether_stopped_or_not(
+def test_a_resumed_head_with_a_cut_vocabulary_equals_an_uninterrupted_one(
     kind: str, folder: Path, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_trainer, "MEASURE_INTERVAL", 2)
@@ -472,7 +474,7 @@ def aligner(out: Path, folder: Path, kill_after: int | None = None) -> Aligner:
     return Aligner(**settings, layers=3, begin="ends", vocabulary=100)
 
 
-def test_a_draft_of_its_layers_says_a_part_of_the_vocabulary_whether_stopped_or_not(
+def test_a_resumed_layer_draft_with_a_cut_vocabulary_equals_an_uninterrupted_one(
     folder: Path, target: LlamaForCausalLM, answered: Path, tmp_path: Path
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -520,9 +522,7 @@ def test_a_draft_of_its_layers_says_a_part_of_the_vocabulary_whether_stopped_or_
     assert further._freezes_embeddings and not replace(further, pretrain=1)._freezes_embeddings
 
 
-def test_a_draft_of_all_its_layers_that_says_everything_is_the_target(
-    folder: Path, answered: Path
-) -> None:
+def test_a_draft_of_all_layers_and_tokens_equals_the_target(folder: Path, answered: Path) -> None:
     made = replace(aligner(answered, folder), layers=8, vocabulary=None)
     estimate = made._estimate(made._make_initial_model(), 0)
     assert estimate.alpha == pytest.approx(1.0, abs=1e-4)
@@ -530,12 +530,14 @@ def test_a_draft_of_all_its_layers_that_says_everything_is_the_target(
     assert 0 < cut._estimate(cut._make_initial_model(), 0).alpha < estimate.alpha
 
 
-def test_layers_that_it_has_not_are_refused(folder: Path, answered: Path) -> None:
+def test_more_layers_than_the_target_has_are_refused(folder: Path, answered: Path) -> None:
     with pytest.raises(UsageError, match=r"a draft with 9 layers cannot be made from tiny.* has 8"):
         replace(aligner(answered, folder), layers=9)._make_initial_model()
 
 
-def test_a_target_without_a_draft_is_told_how_one_is_made(folder: Path, answered: Path) -> None:
+def test_a_target_without_a_draft_names_the_command_that_makes_one(
+    folder: Path, answered: Path
+) -> None:
     with pytest.raises(UsageError, match="has no default draft model") as caught:
         replace(aligner(answered, folder), layers=0)._make_initial_model()
     assert "--layers 2" in (caught.value.hint or "")
@@ -550,7 +552,7 @@ def test_a_target_of_another_kind_is_refused(folder: Path, tmp_path: Path) -> No
         trainer(tmp_path / "out", other).get_schedule(get_head_classes()["eagle"])
 
 
-def test_the_commands_train_for_it(
+def test_the_commands_train_heads_and_drafts_for_the_target(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specbench_cli.training.replies.MAX_ANSWER", 4)

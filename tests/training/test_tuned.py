@@ -58,7 +58,7 @@ def stirred(model: LlamaForCausalLM, rank: int = 2) -> dict[str, tuned.LowRankUp
     return parts
 
 
-def test_the_loss_is_that_of_every_token_and_of_every_mask(
+def test_the_loss_includes_every_token_and_every_mask(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuned, "N_MASK_GROUPS", 3)
@@ -92,7 +92,7 @@ def test_the_loss_is_that_of_every_token_and_of_every_mask(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.bfloat16])
-def test_a_fine_tuning_is_a_target_and_is_the_model_that_was_trained(
+def test_a_fine_tuned_target_loads_as_the_trained_model(
     folder: Path, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     base = tmp_path / "base"
@@ -133,7 +133,7 @@ def test_a_fine_tuning_is_a_target_and_is_the_model_that_was_trained(
         ({"lora_alpha": "32"}, "has lora_alpha '32'; it must be a number"),
     ],
 )
-def test_a_fine_tuning_of_another_kind_is_told_by_what_it_says(
+def test_a_fine_tuning_of_another_kind_is_named(
     folder: Path, tmp_path: Path, changed: dict[str, object], what: str
 ) -> None:
     tuned.save_adapter(stirred(load_model(folder, CPU)), tmp_path, str(folder))
@@ -162,7 +162,7 @@ def test_additions_to_another_model_are_refused(folder: Path, tmp_path: Path) ->
     assert not list((tmp_path / "cache" / "merged").glob("*.part"))
 
 
-def test_a_killed_and_resumed_fine_tuning_equals_one_without_a_stop(
+def test_a_resumed_fine_tuning_equals_an_uninterrupted_one(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specbench_cli.training.heads.trainer.MEASURE_INTERVAL", 2)

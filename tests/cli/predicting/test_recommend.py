@@ -48,7 +48,7 @@ def traffic(path, *texts):
     return str(path)
 
 
-def test_own_traffic_ends_with_a_recommendation_and_lines_or_with_none(run, few, tmp_path):
+def test_recommend_on_own_prompts_returns_a_method_with_commands_or_none(run, few, tmp_path):
     file = traffic(tmp_path / "traffic.jsonl", *(f"Say {n} and {n}." for n in range(12)))
     code, out, _ = run("-m", "pld", "-t", file, *SMALL, "--json", "--out", "here")
     assert code == 0
@@ -78,7 +78,7 @@ def test_own_traffic_ends_with_a_recommendation_and_lines_or_with_none(run, few,
     assert max(len(line) for line in out.splitlines() if not line.startswith("    ")) <= 100
 
 
-def test_what_stops_it_says_how_to_go_on(run, few, tmp_path, monkeypatch):
+def test_an_interrupted_recommendation_prints_its_resume_command(run, few, tmp_path, monkeypatch):
     monkeypatch.setattr(
         search.RoundRunner, "_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     )
@@ -115,7 +115,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("args", "message", "hint"), REFUSED)
-def test_what_is_wrong_is_said_with_its_value_and_what_to_do(run, tmp_path, args, message, hint):
+def test_a_wrong_option_is_named_with_its_value_and_a_hint(run, tmp_path, args, message, hint):
     (tmp_path / "empty.jsonl").write_text("\n")
     traffic(tmp_path / "one.jsonl", "alone")
     traffic(tmp_path / "wrong.jsonl", "right")

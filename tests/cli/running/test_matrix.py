@@ -48,7 +48,7 @@ def finished(stopped):
     return app._run(["run", "--resume", "last"])
 
 
-def test_a_matrix_that_was_stopped_keeps_what_was_measured_and_goes_on_from_there(
+def test_a_resumed_matrix_keeps_its_records_and_measures_the_rest(
     stopped, finished, call_here, capsys
 ):
     code, held, records, reported, table = stopped
@@ -71,7 +71,7 @@ def test_each_target_is_an_ordinary_run_with_its_own_vanilla(finished):
         }
 
 
-def test_last_is_the_whole_and_its_report_is_one_table(finished, call_here, capsys):
+def test_last_names_the_matrix_and_its_report_is_one_table(finished, call_here, capsys):
     code, out, _ = call_here(capsys, "report", "last", "--json")
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == 0
@@ -105,15 +105,13 @@ def test_a_matrix_is_compared_with_a_matrix_target_by_target(finished, call_here
         ("predict here", "contains several runs"),
     ],
 )
-def test_a_command_for_one_run_says_that_here_are_several(
-    finished, call_here, capsys, args, message
-):
+def test_a_command_for_one_run_refuses_a_matrix(finished, call_here, capsys, args, message):
     code, out, err = call_here(capsys, *args.split())
     assert (code, out) == (2, "")
     assert message in err
 
 
-def test_json_ends_with_all_rows_and_where_the_runs_are(call_here, capsys):
+def test_json_ends_with_all_methods_and_the_run_folders(call_here, capsys):
     measure_step_costs = "run -m pld --targets embedded-7m,embedded-1m --limit 1 --max-new-tokens 4"
     noisy = "--allow-noise --threads 1 --out there --json"
     code, out, _ = call_here(capsys, *measure_step_costs.split(), *noisy.split())
@@ -128,7 +126,7 @@ def test_json_ends_with_all_rows_and_where_the_runs_are(call_here, capsys):
     assert {row["target_model"] for row in events[-1]["summary"]} == {"embedded-7m", "embedded-1m"}
 
 
-def test_nothing_is_measured_where_one_target_cannot_be_planned(call_here, capsys):
+def test_nothing_is_measured_if_one_target_cannot_be_planned(call_here, capsys):
     code, _, err = call_here(capsys, *"run -m pld --targets embedded-7m,gone --out never".split())
     assert code == 2 and "unknown model 'gone'" in err
     assert not Path("never").exists()

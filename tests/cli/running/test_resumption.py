@@ -24,7 +24,7 @@ FAULTS = [OSError(errno.ENOSPC, "No space left on device", "records.jsonl"), Bro
 
 @pytest.mark.parametrize("fault", FAULTS, ids=["full", "pipe"])
 @pytest.mark.parametrize("kept", [False, True])
-def test_a_resume_command_is_named_only_where_there_is_a_run(tmp_path, monkeypatch, fault, kept):
+def test_a_resume_command_is_printed_only_if_a_run_was_stored(tmp_path, monkeypatch, fault, kept):
     monkeypatch.setattr("specbench_cli.output.drop_stdout", lambda: None)
     place = tmp_path / "run"
     if kept:
@@ -38,7 +38,7 @@ def test_a_resume_command_is_named_only_where_there_is_a_run(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_an_interrupt_names_a_run_only_where_there_is_one(tmp_path, kept):
+def test_an_interrupt_names_the_run_only_if_one_was_stored(tmp_path, kept):
     place, view = tmp_path / "run", View()
     if kept:
         RunDir.create(place, {"schema": 9})

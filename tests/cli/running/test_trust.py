@@ -398,7 +398,7 @@ def test_server_of_a_config_file_does_not_get_the_key_that_the_user_names(
     assert (code, f"{KEY} to be sent to {URL}" in err) == (2, True), err
 
 
-def test_strange_run_that_tunes_over_a_key_is_refused(foreign_run, cli, monkeypatch):
+def test_a_foreign_run_that_tunes_an_environment_variable_is_refused(foreign_run, cli, monkeypatch):
     monkeypatch.setenv(KEY, "secret")
     server = {"name": "engine:http-vanilla", "params": {"url": URL}}
     swept = {"engine:http-vanilla": {"key": [KEY]}}
@@ -490,7 +490,7 @@ def test_command_that_reads_a_run_imports_none_of_its_plug_ins(foreign_run, cli,
     assert ran(foreign_run) == ""
 
 
-def test_a_config_file_that_nobody_named_sends_no_prompts_to_a_server(tmp_path, cli):
+def test_an_implicit_config_file_sends_no_prompts_to_a_server(tmp_path, cli):
     (tmp_path / "questions.txt").write_text("private\n")
     (tmp_path / "specbench.yaml").write_text(
         f"tasks: [questions.txt]\nmethods: [{{name: 'engine:http', params: {{url: '{URL}'}}}}]\n"

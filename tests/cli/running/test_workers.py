@@ -26,7 +26,7 @@ def env():
 
 
 @pytest.mark.long
-def test_a_killed_pass_is_one_error_and_nothing_is_left_of_it(tmp_path, env):
+def test_a_killed_repeat_is_one_error_and_leaves_no_process(tmp_path, env):
     out = tmp_path / "run"
     command = [*COMMAND, *SMALL, "--allow-noise", "--json", "--out", str(out)]
     with subprocess.Popen(
@@ -61,7 +61,7 @@ def test_a_killed_pass_is_one_error_and_nothing_is_left_of_it(tmp_path, env):
     assert 1 <= len(list(run_dir.records())) < 6
 
 
-def test_places_that_are_not_there_are_refused_before_anything_runs(tmp_path, monkeypatch, capsys):
+def test_missing_devices_are_refused_before_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def refused(*args):

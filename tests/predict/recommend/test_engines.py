@@ -54,7 +54,7 @@ def _numbers(method):
 
 
 @pytest.mark.parametrize(("engine", "kind", "method", "form"), EVERY, ids=IDS)
-def test_line_is_filled_and_parses_as_its_engine_reads_it(engine, kind, method, form):
+def test_every_launch_command_parses_as_its_engine_reads_it(engine, kind, method, form):
     line = filled(engine, method, form)
     assert line.lacks == "" and "$" not in line.text
     if kind == "shell":
@@ -74,7 +74,7 @@ def test_line_is_filled_and_parses_as_its_engine_reads_it(engine, kind, method, 
         ast.parse(line.text)
 
 
-def test_every_method_is_one_of_ours_and_every_engine_names_its_version():
+def test_every_method_is_registered_and_every_engine_has_a_version():
     assert {method for _, _, method, _ in EVERY} <= registry.built_in_methods().keys()
     assert [engine.name for engine in load_engines()] == [
         "vLLM", "SGLang", "TensorRT-LLM", "llama.cpp", "OpenVINO GenAI", "transformers"
@@ -82,7 +82,7 @@ def test_every_method_is_one_of_ours_and_every_engine_names_its_version():
     assert all(engine.version and engine.checked for engine in load_engines())
 
 
-def test_transformers_has_the_settings_that_its_lines_set():
+def test_transformers_accepts_the_settings_of_its_commands():
     import transformers
 
     known = transformers.GenerationConfig().to_dict().keys() | {
@@ -96,13 +96,13 @@ def test_transformers_has_the_settings_that_its_lines_set():
             assert named and named <= known
 
 
-def test_a_rule_that_engines_lack_is_said_instead_of_pasted():
+def test_an_unsupported_stopping_rule_is_named_in_place_of_a_command():
     params = registry.declare("sps", {"length": "heuristic"}).params.model_dump()
     settings = {line.engine: line for line in launch_commands("sps", params, NAMES)}
     assert settings["vLLM"].text == "" and "length=heuristic" in settings["vLLM"].lacks
 
 
-def test_settings_decide_which_form_a_line_has():
+def test_settings_select_the_form_of_a_command():
     def lookup(rule):
         params = registry.declare("pld", {"rule": rule, "ngram": 4}).params.model_dump()
         return next(
@@ -113,7 +113,7 @@ def test_settings_decide_which_form_a_line_has():
     assert '"prompt_lookup_min": 1' in lookup("transformers")
 
 
-def test_a_method_that_no_engine_has_gives_nothing_to_paste():
+def test_a_method_that_no_engine_supports_has_no_command():
     params = registry.declare("staged", {}).params.model_dump()
     assert {line.lacks for line in launch_commands("staged", params, NAMES)} == {
         "does not support staged"
@@ -121,7 +121,7 @@ def test_a_method_that_no_engine_has_gives_nothing_to_paste():
 
 
 @pytest.mark.openvino
-def test_openvino_has_what_its_lines_use():
+def test_openvino_has_the_api_that_its_commands_use():
     genai = pytest.importorskip("openvino_genai")
     config = genai.GenerationConfig()
     for engine, _, method, form in EVERY:
