@@ -112,7 +112,7 @@ class Sam(Method):
 
     @property
     def requirements(self) -> frozenset[str]:
-        """What the method needs: a draft model, a head, or nothing."""
+        """Assets that the method needs: a draft model, a head, or nothing."""
         words = {"nothing": (), "draft": ("draft",), "eagle": ("head",)}
         return frozenset(words[self.params.beside])
 

@@ -92,7 +92,7 @@ class WorkerProcess:
         """Return the next answer of the process.
 
         Args:
-            within: Maximum time in seconds.
+            timeout_s: Maximum time in seconds.
 
         Raises:
             TimeoutError: there was no answer in time.

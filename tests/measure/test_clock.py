@@ -1,4 +1,4 @@
-"""The clock of a cell, its forwards and its helpers, against methods that go past them."""
+"""Tests that a method cannot change or bypass the clock of a measurement."""
 
 import time
 
@@ -18,7 +18,7 @@ from specbench_cli.plan.method_run import MethodRun
 from tests.audit.faults import clock
 
 
-def cell(kind, place=0):
+def make_measurement(kind, place=0):
     models = create_tiny_models()
     method_run = MethodRun.from_method("sps", "sps", kind(SpsParams(length=2)), {})
     request = Request(f"tiny/{place}", 0, models.prompts[3], StopRule(frozenset(), 12))
@@ -26,7 +26,7 @@ def cell(kind, place=0):
 
 
 class Counted(Sps):
-    """How often it decoded."""
+    """A method that counts its decodings."""
 
     times = 0
 
@@ -36,19 +36,19 @@ class Counted(Sps):
 
 
 @pytest.mark.parametrize("recorded", [0, 3])
-def test_an_output_in_which_forwards_were_recorded_is_decoded_once_more(monkeypatch, recorded):
+def test_an_output_is_decoded_again_if_cuda_graphs_were_recorded(monkeypatch, recorded):
     monkeypatch.setattr(Counted, "times", 0)
     monkeypatch.setattr(Workspace, "recorded", property(lambda _: min(Counted.times, 1) * recorded))
-    found = cell(Counted)
-    found.measure()
-    assert found.output.error is None
+    measurement = make_measurement(Counted)
+    measurement.measure()
+    assert measurement.output.error is None
     assert Counted.times == (2 if recorded else 1)
-    found.measure()
+    measurement.measure()
     assert Counted.times == (3 if recorded else 2)
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"),
+    ("kind", "message"),
     [
         (clock.RestartsTheHarness, "the timer of a request was started twice"),
         (clock.RestartsTheClock, "the timer was restarted"),
@@ -60,24 +60,27 @@ def test_an_output_in_which_forwards_were_recorded_is_decoded_once_more(monkeypa
         (clock.WorksInAProcess, "the method started 1 processes"),
     ],
 )
-def test_what_goes_past_the_clock_fails_its_cell(kind, says):
-    found = cell(kind)
-    found.measure()
+def test_a_method_that_bypasses_the_clock_fails(kind, message):
+    measurement = make_measurement(kind)
+    measurement.measure()
     clock.WorksInTheBackground.quit.set()
-    assert says in found.output.error
+    assert message in measurement.output.error
 
 
-def test_a_clock_that_waits_keeps_a_core_at_work_for_as_long_as_asked():
+def test_a_waiting_clock_keeps_a_core_busy():
     clock = HostClock()
-    for ns in (200_000, 20_000_000):  # shorter than a product, and longer
-        began, worked = clock.now_ns(), time.process_time_ns()
+    for ns in (
+        200_000,
+        20_000_000,
+    ):  # shorter and longer than the matrix product that keeps the core busy
+        start, worked = clock.now_ns(), time.process_time_ns()
         clock.sleep(ns)
-        assert ns <= clock.now_ns() - began
-        assert time.process_time_ns() - worked > ns / 4  # a sleep takes next to none
+        assert ns <= clock.now_ns() - start
+        assert time.process_time_ns() - worked > ns / 4  # sleeping would use almost no CPU time
 
 
 class Slow(Sps):
-    """Takes its time once its last token is out."""
+    """A method that sleeps after its last token."""
 
     def generate(self, session):
         yield from super().generate(session)
@@ -85,13 +88,17 @@ class Slow(Sps):
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_a_cells_time_is_taken_from_outside_to_the_methods_end(together):
-    cells = [cell(Sps if together else Slow, place) for place in range(1 + together)]
+def test_the_time_of_a_measurement_includes_the_end_of_the_method(together):
+    measurements = [
+        make_measurement(Sps if together else Slow, place) for place in range(1 + together)
+    ]
     before = time.perf_counter_ns()
-    (BatchMeasurement(cells, len(cells), 256) if together else cells[0]).measure()
-    passed = time.perf_counter_ns() - before
-    for each in cells:
+    (
+        BatchMeasurement(measurements, len(measurements), 256) if together else measurements[0]
+    ).measure()
+    elapsed = time.perf_counter_ns() - before
+    for each in measurements:
         assert each.output.error is None
-        assert each.output.ns.total < passed
+        assert each.output.ns.total < elapsed
     if not together:
-        assert cells[0].output.ns.total > 50e6
+        assert measurements[0].output.ns.total > 50e6

@@ -1,4 +1,4 @@
-"""Predicted bytes against what tensors hold, to the byte where they can be counted beforehand."""
+"""Tests of predicted memory against the bytes that tensors use."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def config(*methods, **given):
     ("name", "batch", "rule"),
     [("pld", 1, "greedy"), ("eqspec", 4, "rejection"), ("sps-tree", 4, "coupled")],
 )
-def test_predicted_bytes_are_those_that_tensors_hold(name, batch, rule):
+def test_predicted_bytes_equal_the_bytes_of_the_tensors(name, batch, rule):
     temperature = 0.0 if rule == "greedy" else 0.8
-    asked = config(name, batch=batch, verify=rule, temperature=temperature)
-    found = MemoryModel(asked).compute_footprint(batch, 99)
-    plan = make_plan(asked)
+    requested = config(name, batch=batch, verify=rule, temperature=temperature)
+    found = MemoryModel(requested).compute_footprint(batch, 99)
+    plan = make_plan(requested)
     bench = Bench(plan)
     requests = []
     for question in plan.questions:
@@ -40,48 +40,53 @@ def test_predicted_bytes_are_those_that_tensors_hold(name, batch, rule):
         bench.workspace.reserve(len(ids) + 8)
         requests.append(Request(question.prompt_id, 1, tuple(ids), bench.stop_rule(8)))
     sampling = Sampling(rule, temperature)
-    with MemoryTracker() as ledger:
-        for n in (1, len(requests)):  # warmed up alone
+    with MemoryTracker() as tracker:
+        for n in (1, len(requests)):  # the first batch has one prompt, as in the warm-up
             for method_run in plan.method_runs:
-                held = method_run.method.max_sequences(batch)
-                deal = Batch(bench.workspace, requests[:n], sampling, size=batch, slots=held)
-                for _ in method_run.method.generate_batch(deal):
+                slots = method_run.method.max_sequences(batch)
+                batch_of_requests = Batch(
+                    bench.workspace, requests[:n], sampling, size=batch, slots=slots
+                )
+                for _ in method_run.method.generate_batch(batch_of_requests):
                     pass
     assert found.weights + found.draft == bench.workspace.weight_bytes
     assert found.rows == bench.workspace.state_bytes
-    assert found.total == pytest.approx(bench.workspace.weight_bytes + ledger.peak, rel=0.05)
+    assert found.total == pytest.approx(bench.workspace.weight_bytes + tracker.peak, rel=0.05)
 
 
-def test_a_ledger_counts_what_is_held_and_the_most_at_once():
-    with MemoryTracker() as ledger:
-        kept = torch.zeros(100)
+def test_memory_tracker_counts_current_and_peak_bytes():
+    with MemoryTracker() as tracker:
+        tensor = torch.zeros(100)
         for _ in range(3):
             torch.ones(1000)
-        view = kept[10:]
-    assert (ledger.held, ledger.peak) == (400, 4400)
-    del kept, view
-    assert ledger.held == 0
+        view = tensor[10:]
+    assert (tracker.held, tracker.peak) == (400, 4400)
+    del tensor, view
+    assert tracker.held == 0
 
 
 @given(st.floats(0.05, 0.95), st.integers(0, 30))
-def test_a_tree_brings_no_less_than_a_chain_of_as_many_nodes(chance, nodes):
-    chain, tree = (expected_tokens(chance, nodes, tree=each) for each in (False, True))
-    assert chain == pytest.approx(sum(chance**k for k in range(nodes + 1)))
+def test_a_tree_yields_no_fewer_tokens_than_a_chain_with_as_many_nodes(probability, nodes):
+    chain, tree = (expected_tokens(probability, nodes, tree=each) for each in (False, True))
+    assert chain == pytest.approx(sum(probability**k for k in range(nodes + 1)))
     assert tree >= chain - 1e-9
-    assert expected_tokens(chance, nodes + 1, tree=True) > tree
+    assert expected_tokens(probability, nodes + 1, tree=True) > tree
 
 
-def test_settings_shrink_with_the_budget_and_never_grow_beyond_what_was_asked():
-    asked = config("eqspec", batch=6)
-    room = MemoryModel(asked)
-    sizes = [room.compute_footprint(batch, most).total for batch, most in ((6, 5), (3, 5), (1, 1))]
+def test_settings_shrink_with_the_budget_and_never_exceed_the_request():
+    requested = config("eqspec", batch=6)
+    memory_model = MemoryModel(requested)
+    sizes = [
+        memory_model.compute_footprint(batch, most).total
+        for batch, most in ((6, 5), (3, 5), (1, 1))
+    ]
     assert sizes == sorted(sizes, reverse=True)
     chosen = []
     for limit in (10**10, sizes[0], sizes[0] - 1, sizes[1], sizes[2]):
-        found, told = fit_to_budget(asked.model_copy(update={"memory_budget": str(limit)}))
-        assert told["predicted"]["total"] <= limit == told["budget_bytes"]
-        drafts = told["chosen"]["drafts"]
-        assert (found.batch, drafts["vanilla"]) == (told["chosen"]["batch"], 0)
+        found, facts = fit_to_budget(requested.model_copy(update={"memory_budget": str(limit)}))
+        assert facts["predicted"]["total"] <= limit == facts["budget_bytes"]
+        drafts = facts["chosen"]["drafts"]
+        assert (found.batch, drafts["vanilla"]) == (facts["chosen"]["batch"], 0)
         assert found.methods[1].params.get("length", 5) == drafts["eqspec"] <= 5
         chosen.append((found.batch, drafts["eqspec"]))
     assert chosen[:2] == [(6, 5)] * 2 and chosen[-1] == (1, 1)
@@ -89,11 +94,11 @@ def test_settings_shrink_with_the_budget_and_never_grow_beyond_what_was_asked():
     with pytest.raises(
         UsageError, match=r"is too small: batch size 1 .*weights (34\.1|29\.9) MB"
     ) as refused:
-        fit_to_budget(asked.model_copy(update={"memory_budget": str(sizes[2] - 1)}))
+        fit_to_budget(requested.model_copy(update={"memory_budget": str(sizes[2] - 1)}))
     assert "MB or more" in refused.value.hint
 
 
-def test_what_is_not_known_beforehand_is_refused_by_name():
+def test_methods_with_unpredictable_memory_are_rejected():
     for row, why in (
         ({"name": "eagle2"}, "the memory of eagle2 cannot be predicted"),
         ({"name": "sps-tree", "params": {"nodes": "auto"}}, "nodes=auto is chosen when the run"),
@@ -103,6 +108,6 @@ def test_what_is_not_known_beforehand_is_refused_by_name():
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1GB", "2 apples", "GB", "nan", "1e400"])
-def test_a_budget_that_makes_no_sense_is_told_with_what_does(text):
+def test_an_invalid_budget_is_rejected_with_valid_examples(text):
     with pytest.raises(ValueError, match=r"must be a size above 0 such as 2GB, 500MB or 1\.5GiB"):
         config(memory_budget=text)

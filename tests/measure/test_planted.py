@@ -1,6 +1,6 @@
-"""Faults of the next author, planted in real passes of a run: which net catches each, and by what.
+"""Tests that faults planted in a method or in the engine are detected during a run.
 
-`python -m pytest tests/measure/test_planted.py -s` prints what caught each.
+`python -m pytest tests/measure/test_planted.py -s` prints how each was detected.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ COUPLED = {"temperature": 1.5, "top_p": 0.8, "verify": "coupled", "dtype": "bflo
 WARM = {"temperature": 2.0, "verify": "rejection", "max_new_tokens": 48}
 
 
-class Found:
-    """What a run came to."""
+class RunFindings:
+    """The records of a run and the reasons why its methods are broken."""
 
     def __init__(self, path):
         self.path, run = path, RunDir.open(path)
         self.manifest, self.records = run.manifest, list(run.records())
-        self.whys = find_broken_methods(self.records, run.manifest, lambda *_: None)
+        self.reasons = find_broken_methods(self.records, run.manifest, lambda *_: None)
         self.errors = {r.label: r.error for r in self.records if r.error is not None}
         self.bad = exit_code(self.records, run.manifest) == ExitCode.BAD_ANSWER
 
@@ -71,21 +71,23 @@ class Found:
         return [record for record in self.records if record.label == label]
 
     def gap(self, label):
-        """The largest gap of a row's mismatches."""
+        """Return the largest gap among the mismatches of a method."""
         wrong = [r.verdict for r in self.of(label) if r.verdict and r.verdict.kind == "mismatch"]
         return max(each.gap for each in wrong)
 
-    def told(self, fault, by):
+    def print_finding(self, fault, by):
         sys.stdout.write(f"\n| {fault} | {by}\n")
         return by
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Makes a run of vanilla and one other method with something wrong; each pair is loaded once
-    for each dtype."""
+    """Return a function that runs vanilla and another method with a planted fault.
+
+    The models are loaded once per pair and dtype.
+    """
     benches = {}
-    # Measured in full it takes seconds a run.
+    # Measuring the tolerance on all prompts takes seconds per run.
     tolerance = cache(lambda module: measure_tolerance(module, [range(5, 69)]))
     with ExitStack() as stack:
         stack.enter_context(patch.object(warm_up, "WARM_UP_ROUNDS", 0))
@@ -93,7 +95,7 @@ def run(tmp_path_factory):
             patch.object(verdict, "measure_tolerance", lambda module, _: tolerance(module))
         )
 
-        def loaded(**more) -> tuple[Plan, Bench]:
+        def load(**more) -> tuple[Plan, Bench]:
             rows = [{"name": "vanilla"}, {"name": "sps"}]
             plan = make_plan(RunConfig.model_validate({"methods": rows, **SETTINGS, **more}))
             key = plan.target.path, plan.config.dtype
@@ -101,8 +103,8 @@ def run(tmp_path_factory):
                 benches[key] = stack.enter_context(closing(Bench(plan)))
             return plan, benches[key]
 
-        def made(method=None, planted=None, limit=2, **more) -> Found:
-            plan, bench = loaded(limit=limit, **more)
+        def run_method(method=None, planted=None, limit=2, **more) -> RunFindings:
+            plan, bench = load(limit=limit, **more)
             if method is not None:
                 plan = replace(
                     plan,
@@ -115,22 +117,24 @@ def run(tmp_path_factory):
                 tmp_path_factory.mktemp("made") / "run", build_manifest(plan, {})
             )
             with planted or nullcontext():
-                made_by = repeat.Repeat(
+                run_repeat = repeat.Repeat(
                     plan, bench, run_dir, stored_outputs.StoredOutputs(), Silent()
                 )
-                made_by.run(1)
-                run_dir.update(near_ties=made_by.find_near_ties(), tolerance=made_by.judge.facts())
+                run_repeat.run(1)
+                run_dir.update(
+                    near_ties=run_repeat.find_near_ties(), tolerance=run_repeat.judge.facts()
+                )
             run_dir.close("finished")
-            return Found(run_dir.path)
+            return RunFindings(run_dir.path)
 
-        made.loaded = loaded
+        run_method.loaded = load
         gc.freeze()
-        yield made
+        yield run_method
         gc.unfreeze()
 
 
-def looped(step: Callable) -> type[Sps]:
-    """A method whose loop decides each step by `step(self, session, draft)`, which yields."""
+def make_method(step: Callable) -> type[Sps]:
+    """Return a method whose generator runs `step(self, session, draft)` for each step."""
 
     class Looped(Sps):
         name = "faulty"
@@ -145,23 +149,23 @@ def looped(step: Callable) -> type[Sps]:
     return Looped
 
 
-def honest(self, session, draft):
+def correct_step(self, session, draft):
     committed = session.commit(session.verify(draft, session.score(draft)))
     self.observe(session, committed)
     yield session.step(draft, committed)
 
 
-def test_an_honest_run_has_nothing_wrong(run):
+def test_a_correct_run_has_no_findings(run):
     for more in ({}, COUPLED, WARM):
-        found = run(looped(honest)(), **more)
-        assert (found.whys, found.errors, found.bad) == ({}, {}, False)
+        found = run(make_method(correct_step)(), **more)
+        assert (found.reasons, found.errors, found.bad) == ({}, {}, False)
 
 
-# ---- every lossless guarantee is judged ---------------------------------------------------------
+# ---- lossless guarantees ---------------------------------------------------------
 
 
-def unseen(self, session, draft):
-    """Commits the draft as it is."""
+def commit_unverified(self, session, draft):
+    """Commit the draft without verifying it."""
     rows, ids = session.score(draft), draft.tokens.tolist()
     last = int(rows[-1].argmax())
     words = ("accepted",) * len(ids) + ("bonus" if ids else "plain",)
@@ -170,48 +174,50 @@ def unseen(self, session, draft):
     yield session.step(draft, committed)
 
 
-def test_exact_law_in_greedy_decoding_is_judged_by_tokens(run):
-    method = looped(unseen)
+def test_exact_law_in_greedy_decoding_is_checked_by_tokens(run):
+    method = make_method(commit_unverified)
     method.guarantee = lambda self, sampling: "exact_law"
     found = run(method())
     assert found.bad
-    assert found.told("exact_law in greedy, committed unseen", found.whys["faulty"])
-    assert found.told("", f"gap {found.gap('faulty'):.2f}") and found.gap("faulty") > 0.5
+    assert found.print_finding("exact_law in greedy, committed unseen", found.reasons["faulty"])
+    assert found.print_finding("", f"gap {found.gap('faulty'):.2f}") and found.gap("faulty") > 0.5
 
 
-def test_a_guarantee_that_changes_its_mind_is_asked_once(run):
-    method = looped(unseen)
-    said = iter(["exact_tokens"] * 4)
-    method.guarantee = lambda self, sampling: next(said, "quality_only")
-    assert "faulty" in run(method()).whys
+def test_a_guarantee_is_read_once(run):
+    method = make_method(commit_unverified)
+    guarantees = iter(["exact_tokens"] * 4)
+    method.guarantee = lambda self, sampling: next(guarantees, "quality_only")
+    assert "faulty" in run(method()).reasons
 
 
-def test_a_guarantee_that_nobody_knows_is_refused(run):
-    method = looped(honest)
+def test_an_unknown_guarantee_is_rejected(run):
+    method = make_method(correct_step)
     method.guarantee = lambda self, sampling: "exact"
-    with pytest.raises(UsageError, match="'exact', which is none of exact_tokens"):
+    with pytest.raises(UsageError, match="'exact', which is not one of exact_tokens"):
         run(method())
 
 
-# ---- vanilla is judged --------------------------------------------------------------------------
+# ---- vanilla --------------------------------------------------------------------------
 
 
-def runner_up(rows):
-    """The argmax, or the next where it is within 0.5."""
+def take_second_best(rows):
+    """Return the argmax, or the second best token if its logit is at most 0.5 lower."""
     best, at = rows.topk(2)
     return torch.where(best[:, 0] - best[:, 1] < 0.5, at[:, 1], at[:, 0])
 
 
-def test_an_argmax_that_takes_the_runner_up_is_vanillas_fault_too(run):
-    found = run(planted=patch.object(ranking, "argmax", runner_up), limit=6)
+def test_an_argmax_that_takes_the_second_best_token_breaks_vanilla(run):
+    found = run(planted=patch.object(ranking, "argmax", take_second_best), limit=6)
     assert {r.verdict.kind for r in found.of("sps")} == {"identical"}
     assert found.bad
     assert 1e-3 < found.gap("vanilla") < 0.5
-    found.told("argmax takes the runner-up within 0.5", f"vanilla: {found.gap('vanilla'):.3f}")
+    found.print_finding(
+        "argmax takes the runner-up within 0.5", f"vanilla: {found.gap('vanilla'):.3f}"
+    )
 
 
-def test_a_peer_is_not_tied_with_a_vanilla_that_is_wrong(run):
-    """The honest one is no near-tie of a wrong token."""
+def test_a_correct_output_is_no_near_tie_of_a_wrong_vanilla(run):
+    """The correct token is not accepted as a near-tie of vanilla's wrong token."""
 
     class Right(Vanilla):
         name = "faulty"
@@ -220,32 +226,34 @@ def test_a_peer_is_not_tied_with_a_vanilla_that_is_wrong(run):
             with patch.object(ranking, "argmax", lambda rows: rows.argmax(-1)):
                 yield from super().generate(session)
 
-    found = run(Right(), patch.object(ranking, "argmax", runner_up), limit=6)
+    found = run(Right(), patch.object(ranking, "argmax", take_second_best), limit=6)
     kinds = {r.verdict.kind for r in found.of("faulty")}
     assert "mismatch" in kinds
     assert "near-tie" not in kinds
 
 
-def test_another_model_than_the_checkpoints_is_vanillas_fault(run):
-    right = FusedDecoder._logits
+def test_logits_that_differ_from_the_checkpoint_break_vanilla(run):
+    original = FusedDecoder._logits
 
     def biased(self, h, *rest):
-        logits = right(self, h, *rest)
+        logits = original(self, h, *rest)
         logits[..., 300:600] += 8.0
         return logits
 
     found = run(planted=patch.object(FusedDecoder, "_logits", biased), limit=6)
     assert {r.verdict.kind for r in found.of("sps")} == {"identical"}
     assert found.bad
-    found.told("a bias on some logits of the engine's", f"vanilla: gap {found.gap('vanilla'):.2f}")
+    found.print_finding(
+        "a bias on some logits of the engine's", f"vanilla: gap {found.gap('vanilla'):.2f}"
+    )
 
 
-def test_a_stop_rule_that_goes_on_behind_eos_is_vanillas_fault(run):
-    right = StopRule.truncate
+def test_a_stop_rule_that_continues_after_eos_breaks_vanilla(run):
+    original = StopRule.truncate
 
     def late(self, output, new):
-        """An EOS ends the text only once a token follows it."""
-        kept, finish = right(replace(self, eos=frozenset()), output, new)
+        """Stop one token after an EOS instead of at the EOS."""
+        kept, finish = original(replace(self, eos=frozenset()), output, new)
         for at, token in enumerate([*output, *new][:-1]):
             if token in self.eos and at + 2 > len(output):
                 return at + 2 - len(output), "eos"
@@ -253,28 +261,28 @@ def test_a_stop_rule_that_goes_on_behind_eos_is_vanillas_fault(run):
 
     found = run(planted=patch.object(StopRule, "truncate", late), limit=6, max_new_tokens=48)
     assert found.bad
-    assert found.told("a token behind EOS", found.whys["vanilla"])
+    assert found.print_finding("a token behind EOS", found.reasons["vanilla"])
 
 
-# ---- near-ties that decide ----------------------------------------------------------------------
+# ---- near-ties ----------------------------------------------------------------------
 
 
-def uncut(right):
-    return lambda logits, sampling: right(logits, replace(sampling, top_p=1.0))
+def without_top_p(original):
+    return lambda logits, sampling: original(logits, replace(sampling, top_p=1.0))
 
 
-def test_a_top_p_that_is_forgotten_in_half_precision_is_found(run):
-    forgotten = patch.object(distribution, "warp_logits", uncut(distribution.warp_logits))
+def test_a_missing_top_p_in_half_precision_is_detected(run):
+    forgotten = patch.object(distribution, "warp_logits", without_top_p(distribution.warp_logits))
     found = run(planted=forgotten, limit=6, **COUPLED)
     assert found.bad
     allowed = found.manifest["tolerance"]["value"] / 1.5
     assert found.gap("vanilla") > allowed
-    found.told(
+    found.print_finding(
         "top-p forgotten by the engine in bf16", f"{found.gap('vanilla'):.2f} > {allowed:.2f}"
     )
 
 
-def test_a_method_that_forgets_top_p_in_half_precision_is_found(run):
+def test_a_method_without_top_p_in_half_precision_is_detected(run):
     class Forgets(Sps):
         name = "faulty"
 
@@ -283,12 +291,14 @@ def test_a_method_that_forgets_top_p_in_half_precision_is_found(run):
             session._chooser.sampling = replace(session.sampling, top_p=1.0)
 
     found = run(Forgets(), limit=6, **COUPLED)
-    assert list(found.whys) == ["faulty"]
+    assert list(found.reasons) == ["faulty"]
     allowed = found.manifest["tolerance"]["value"] / 1.5
-    found.told("top-p forgotten by a method in bf16", f"{found.gap('faulty'):.2f} > {allowed:.2f}")
+    found.print_finding(
+        "top-p forgotten by a method in bf16", f"{found.gap('faulty'):.2f} > {allowed:.2f}"
+    )
 
 
-# ---- evidence of sampling -----------------------------------------------------------------------
+# ---- likelihood of sampled outputs ------------------------------------------------
 
 
 def deviations(found):
@@ -296,15 +306,17 @@ def deviations(found):
 
 
 @pytest.mark.parametrize("method", [DrawsFromTen, ColderThanReported])
-def test_a_draft_drawn_from_another_distribution_is_found_by_likelihood(run, method):
+def test_a_draft_sampled_from_another_distribution_is_detected_by_likelihood(run, method):
     found = run(method(), limit=8, **WARM)
     at = deviations(found)
-    found.told(method.__doc__, f"{at['faulty'][0]:+.1f} deviations, p {at['faulty'][1]:.1g}")
-    assert list(found.whys) == ["faulty"]
-    assert "standard deviations" in found.whys["faulty"]
+    found.print_finding(
+        method.__doc__, f"{at['faulty'][0]:+.1f} deviations, p {at['faulty'][1]:.1g}"
+    )
+    assert list(found.reasons) == ["faulty"]
+    assert "standard deviations" in found.reasons["faulty"]
 
 
-def test_a_token_beyond_the_cut_under_rejection_is_a_mismatch(run):
+def test_a_token_outside_top_k_under_rejection_is_a_mismatch(run):
     class Forgets(Sps):
         name = "faulty"
 
@@ -313,22 +325,22 @@ def test_a_token_beyond_the_cut_under_rejection_is_a_mismatch(run):
             session._chooser.sampling = replace(session.sampling, top_k=0)
 
     found = run(Forgets(), limit=6, temperature=2.0, top_k=5, verify="rejection")
-    assert list(found.whys) == ["faulty"]
-    assert found.told("top-k forgotten under rejection", found.whys["faulty"])
+    assert list(found.reasons) == ["faulty"]
+    assert found.print_finding("top-k forgotten under rejection", found.reasons["faulty"])
 
 
-# ---- records that cannot contradict themselves --------------------------------------------------
+# ---- records that contradict themselves --------------------------------------------------
 
 
 def relabelled(self, session, draft):
-    """Tells recovered tokens as accepted; the text knows better."""
-    for step in honest(self, session, draft):
+    """Report recovered tokens as accepted. The committed tokens have the right origin."""
+    for step in correct_step(self, session, draft):
         words = tuple("accepted" if w == "recovered" else w for w in step.outcome.origin)
         yield replace(step, outcome=replace(step.outcome, origin=words))
 
 
 def relabelled_everywhere(self, session, draft):
-    """The same, told to the text too."""
+    """Report recovered tokens as accepted, also in the committed tokens."""
     outcome = session.verify(draft, session.score(draft))
     words = tuple("accepted" if w == "recovered" else w for w in outcome.origin)
     committed = session.commit(replace(outcome, origin=words))
@@ -337,7 +349,7 @@ def relabelled_everywhere(self, session, draft):
 
 
 def relabelled_with_a_path(self, session, draft):
-    """The same, with a node for it."""
+    """Report recovered tokens as accepted, with a draft node for each."""
     outcome = session.verify(draft, session.score(draft))
     words = tuple("accepted" if w == "recovered" else w for w in outcome.origin)
     committed = session.commit(replace(outcome, origin=words))
@@ -347,12 +359,12 @@ def relabelled_with_a_path(self, session, draft):
 
 
 def in_twos(self, session, draft):
-    """Two steps told as one."""
-    (first,) = honest(self, session, draft)
+    """Report two steps as one."""
+    (first,) = correct_step(self, session, draft)
     if session.finish is not None:
         yield first
         return
-    (second,) = honest(self, session, self.propose(session, session.max_draft_length()))
+    (second,) = correct_step(self, session, self.propose(session, session.max_draft_length()))
     a, b = first.outcome, second.outcome
     draft = session.chain([*first.draft.tokens.tolist(), *second.draft.tokens.tolist()])
     path = (*a.path, *(first.draft.nodes + node for node in b.path))
@@ -361,33 +373,33 @@ def in_twos(self, session, draft):
 
 
 def without_entries(self, session, draft):
-    """Deletes its verifications from the trace."""
-    yield from honest(self, session, draft)
+    """Delete the verification from the trace."""
+    yield from correct_step(self, session, draft)
     del session.harness.meter.forwards[-1]
 
 
 def untold(self, session, draft):
-    """Tells no step at all."""
-    list(honest(self, session, draft))
+    """Report no step."""
+    list(correct_step(self, session, draft))
     return iter(())
 
 
 def beside_commit(self, session, draft):
-    """Moves the text on by itself."""
-    yield from honest(self, session, draft)
+    """Append a token without committing it."""
+    yield from correct_step(self, session, draft)
     if session.finish is None:
         session.tokens().append(session.tokens()[-1])
 
 
 def more_nodes(self, session, draft):
-    """Tells of nodes that nobody scored."""
-    for step in honest(self, session, draft):
+    """Report draft nodes that were not scored."""
+    for step in correct_step(self, session, draft):
         tail = [0] * 40
         yield replace(step, draft=session.chain([*step.draft.tokens.tolist(), *tail]))
 
 
 def decided_twice(self, session, draft):
-    """Verifies its draft, and once more what stands of it."""
+    """Verify the draft, and then its accepted tokens once more."""
     rows = session.score(draft)
     stood = len(session.verify(draft, rows).path)
     short = session.chain(draft.tokens[:stood])
@@ -397,8 +409,8 @@ def decided_twice(self, session, draft):
 
 
 def tells_no_draft(self, session, draft):
-    """Says of no step what it drafted; counts as if nothing had been."""
-    for step in honest(self, session, draft):
+    """Report every step as if nothing had been drafted."""
+    for step in correct_step(self, session, draft):
         words = tuple("plain" for _ in step.outcome.origin)
         yield replace(step, draft=None, outcome=Outcome((), step.outcome.committed, words, 0))
 
@@ -411,26 +423,24 @@ LIES = [
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
-def test_a_method_that_tells_what_was_not_fails(run, lie):
-    method = lie if isinstance(lie, type) else looped(lie)
+def test_a_method_that_reports_false_steps_fails(run, lie):
+    method = lie if isinstance(lie, type) else make_method(lie)
     found = run(method())
     assert found.bad
     assert list(found.errors) == ["faulty"]
-    found.told((lie.__doc__ or "").strip(), found.errors["faulty"])
+    found.print_finding((lie.__doc__ or "").strip(), found.errors["faulty"])
 
 
 @pytest.fixture(scope="module")
 def unplanted(run):
-    """The folder of a run with nothing wrong."""
+    """The folder of a run without a fault."""
     return run().path
 
 
 @pytest.mark.parametrize(
     ("column", "to"), [("accepted", 3), ("committed", 9), ("levels", 0), ("nodes", 99)]
 )
-def test_records_that_were_changed_on_disk_are_refused_by_every_reader(
-    unplanted, tmp_path, column, to
-):
+def test_inconsistent_records_on_disk_are_rejected(unplanted, tmp_path, column, to):
     path = shutil.copytree(unplanted, tmp_path / "run")
     file = path / "records.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -441,11 +451,11 @@ def test_records_that_were_changed_on_disk_are_refused_by_every_reader(
         load_side(str(path))
 
 
-# ---- state between prompts ----------------------------------------------------------------------
+# ---- state kept between prompts ------------------------------------------------
 
 
 class Remembers(Sps):
-    """Drafts what it came to when it last had the prompt."""
+    """A method that drafts its earlier output if it has seen the prompt before."""
 
     name = "faulty"
     known: dict = {}  # noqa: RUF012
@@ -463,33 +473,33 @@ class Remembers(Sps):
 
 
 class OfNoSeed(Sps):
-    """Its draft's length is chance, and nobody's seed."""
+    """A method with a random draft length that does not depend on the seed."""
 
     name = "faulty"
-    chance = random.Random(0)  # of its own: one prompt may come to the same again by luck
+    chance = random.Random(0)  # by chance, a prompt may get the same lengths again
 
     def propose(self, session, limit):
         return super().propose(session, min(limit, self.chance.randint(1, 4)))
 
 
 @pytest.mark.parametrize("method", [ForgetsFromTheSixth, Remembers, OfNoSeed])
-def test_state_that_outlives_a_prompt_is_found_at_the_end_of_the_pass(run, method):
+def test_state_kept_between_prompts_is_detected_at_the_end_of_the_pass(run, method):
     found = run(method(), limit=7, max_new_tokens=12)
     assert found.bad
     assert {r.verdict.kind for r in found.of("faulty")} == {"identical"}
-    assert list(found.whys) == ["faulty"]
-    assert found.told(method.__doc__, found.whys["faulty"])
+    assert list(found.reasons) == ["faulty"]
+    assert found.print_finding(method.__doc__, found.reasons["faulty"])
 
 
-# ---- numbers that are none ----------------------------------------------------------------------
+# ---- NaN and infinite logits ------------------------------------------------
 
 
 WILD = {"limit": 1, "max_new_tokens": 4}
 NUMBERS = [("float32", torch.nan), ("bfloat16", torch.inf), ("float16", torch.nan)]
 
 
-def wild(run, model, number, **more):
-    """A run whose target's or draft's last norm holds one number alone."""
+def run_with_number(run, model, number, **more):
+    """Return a run in which all weights of the final norm of `model` are `number`."""
     _, bench = run.loaded(**more)
     weights = bench.workspace.decoders[model].weights
     norm = torch.full_like(weights.final_norm, number)
@@ -497,36 +507,36 @@ def wild(run, model, number, **more):
 
 
 @pytest.mark.parametrize(("dtype", "number"), NUMBERS)
-def test_a_target_that_says_no_number_fails_its_cells_with_their_step(run, dtype, number):
+def test_non_finite_target_logits_fail_the_outputs_with_their_step(run, dtype, number):
     for rule in ({}, WARM) if dtype == "float32" else ({},):
-        found = wild(run, "target", number, **{**rule, **WILD, "dtype": dtype})
+        found = run_with_number(run, "target", number, **{**rule, **WILD, "dtype": dtype})
         assert found.bad
         assert found.errors.keys() == {"vanilla", "sps"}
         assert all("step 0: the target's logits are not finite" in e for e in found.errors.values())
-    found.told(f"{number} in the final norm", found.errors["sps"])
+    found.print_finding(f"{number} in the final norm", found.errors["sps"])
 
 
 @pytest.mark.parametrize(("dtype", "number"), NUMBERS)
-def test_a_draft_that_says_no_number_fails_its_cells_alone_with_their_step(run, dtype, number):
-    said = r"step 1(: the logits of draft are|, draft.q: .* is) not finite"
+def test_non_finite_draft_logits_fail_only_outputs_of_that_method(run, dtype, number):
+    guarantees = r"step 1(: the logits of draft are|, draft.q: .* is) not finite"
     coupled = {**WARM, "verify": "coupled"}
     for rule in ({}, coupled, WARM) if dtype == "float32" else ({},):
-        found = wild(run, "draft", number, **{**rule, **WILD, "dtype": dtype})
+        found = run_with_number(run, "draft", number, **{**rule, **WILD, "dtype": dtype})
         assert found.bad
         assert found.errors.keys() == {"sps"}
-        assert re.search(said, found.errors["sps"])
-    found.told(f"{number} in the draft's final norm", found.errors["sps"])
+        assert re.search(guarantees, found.errors["sps"])
+    found.print_finding(f"{number} in the draft's final norm", found.errors["sps"])
 
 
 @pytest.mark.usefixtures("shipped_pair")
 @pytest.mark.parametrize("head", ["eagle3", "hydra", "layerskip"])
-def test_a_head_or_layers_that_say_no_number_fail_their_cells(run, head):
-    """In greedy decoding, where a draft of no numbers would change no token."""
-    right = Meter.record_logits
+def test_non_finite_logits_of_a_head_or_layers_fail_the_outputs(run, head):
+    """Greedy decoding, in which NaN logits of a draft model would change no token."""
+    original = Meter.record_logits
 
     def record_logits(self, name, place, logits):
         logits.view(-1)[7] = torch.nan
-        right(self, name, place, logits)
+        original(self, name, place, logits)
 
     found = run(
         registry.build(head, {}), patch.object(Meter, "record_logits", record_logits), **WILD
@@ -541,30 +551,30 @@ OURS = sorted(name for name, entry in registry.built_in_methods().items() if not
 @pytest.mark.full
 @pytest.mark.usefixtures("shipped_pair")
 @pytest.mark.parametrize("name", OURS)
-def test_no_method_decodes_with_logits_that_are_not_finite(run, name):
-    right, drafted = Meter.record_logits, []
+def test_no_method_decodes_with_non_finite_logits(run, name):
+    original, recorded = Meter.record_logits, []
 
     def record_logits(self, model, place, logits):
-        drafted.append(model)
+        recorded.append(model)
         logits.fill_(torch.nan)
-        right(self, model, place, logits)
+        original(self, model, place, logits)
 
     own = {"target": "embedded-space"} if name == "space" else {}
     found = run(
         registry.build(name, {}), patch.object(Meter, "record_logits", record_logits), **WILD, **own
     )
-    assert bool(found.errors) == found.bad == bool(drafted)
-    assert drafted or "draft" not in registry.load(name).needs
+    assert bool(found.errors) == found.bad == bool(recorded)
+    assert recorded or "draft" not in registry.load(name).needs
 
 
-def test_one_row_of_a_verification_without_numbers_fails_its_cell(run):
+def test_one_non_finite_row_of_a_verification_fails_the_output(run):
     class Once(Sps):
         name = "faulty"
 
-    right = Session.score
+    original = Session.score
 
     def score(self, draft):
-        rows = right(self, draft)
+        rows = original(self, draft)
         if len(self.output()) > 4 and draft.q is None and draft.nodes > 1:
             rows = rows.clone()
             rows[1, 7] = torch.nan
@@ -572,28 +582,28 @@ def test_one_row_of_a_verification_without_numbers_fails_its_cell(run):
 
     found = run(Once(), patch.object(Session, "score", score))
     assert list(found.errors) == ["faulty"]
-    assert found.told("NaN in a row of a verification", found.errors["faulty"])
+    assert found.print_finding("NaN in a row of a verification", found.errors["faulty"])
 
 
-def test_a_verdict_is_not_made_of_no_numbers(run):
-    right = Oracle.logits
+def test_non_finite_logits_in_the_verdict_fail_the_output(run):
+    original = Oracle.logits
 
     def logits(self, *given):
-        rows = right(self, *given).clone()
+        rows = original(self, *given).clone()
         rows[-1, 7] = torch.nan
         return rows
 
     found = run(planted=patch.object(Oracle, "logits", logits))
     assert found.bad
     assert "vanilla" in found.errors
-    assert found.told("NaN in a row of the verdict", found.errors["vanilla"])
+    assert found.print_finding("NaN in a row of the verdict", found.errors["vanilla"])
 
 
-def test_a_temperature_that_leaves_no_numbers_is_refused_and_would_fail(run):
-    with pytest.raises(ValueError, match=r"must be 0, which is greedy, or at least 0.001"):
+def test_a_temperature_that_overflows_is_rejected_and_would_fail(run):
+    with pytest.raises(ValueError, match=r"must be 0 \(greedy\) or at least 0.001"):
         run(temperature=1e-40, verify="coupled")
     for rule in ("coupled", "rejection"):
         with patch.object(config, "MIN_TEMPERATURE", 0.0):
             found = run(temperature=1e-40, verify=rule)
         assert found.errors.keys() == {"vanilla", "sps"}
-        found.told(f"temperature 1e-40, {rule}", found.errors["sps"])
+        found.print_finding(f"temperature 1e-40, {rule}", found.errors["sps"])

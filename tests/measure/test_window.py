@@ -1,10 +1,10 @@
-"""Quiet windows, with a clock and a noise meter made of numbers."""
+"""Tests of measurement windows, with a simulated clock and noise meter."""
 
 from specbench_cli.measure.quiet import MeasurementWindows
 
 
-class World:
-    """A clock that cells advance, and the shares that the noise meter will report in turn."""
+class SimulatedMeter:
+    """A simulated clock and noise meter. `shares` is the other CPU use of each window in order."""
 
     def __init__(self, shares):
         self.now = 0.0
@@ -22,82 +22,84 @@ class World:
         return self.shares.pop(0)
 
 
-class Cell:
-    """Takes `seconds` a measurement and remembers what it was told."""
+class FakeMeasurement:
+    """A measurement that takes `seconds` and stores the arguments of `finish`."""
 
-    def __init__(self, world, seconds):
-        self.world, self.seconds = world, seconds
+    def __init__(self, meter, seconds):
+        self.meter, self.seconds = meter, seconds
         self.measured = 0
         self.finished = None
 
     def measure(self):
-        self.world.now += self.seconds
+        self.meter.now += self.seconds
         self.measured += 1
 
     def finish(self, other_cpu, noisy):
         self.finished = (other_cpu, noisy)
 
 
-def windows(world, **options):
-    return MeasurementWindows(world, **{"allow_noise": False, **options})
+def make_windows(meter, **options):
+    return MeasurementWindows(meter, **{"allow_noise": False, **options})
 
 
-def test_cells_are_joined_until_they_fill_a_second():
-    world = World([0.01, 0.02])
-    cells = [Cell(world, 0.4) for _ in range(4)]
-    loop = windows(world)
-    for cell in cells:
-        loop.run(cell)
-    assert [cell.finished for cell in cells] == [(0.01, False)] * 3 + [None]
+def test_measurements_share_a_window_until_it_is_one_second_long():
+    meter = SimulatedMeter([0.01, 0.02])
+    measurements = [FakeMeasurement(meter, 0.4) for _ in range(4)]
+    loop = make_windows(meter)
+    for measurement in measurements:
+        loop.run(measurement)
+    assert [measurement.finished for measurement in measurements] == [(0.01, False)] * 3 + [None]
     loop.close()
-    assert cells[3].finished == (0.02, False)
+    assert measurements[3].finished == (0.02, False)
 
 
-def test_a_noisy_window_is_measured_again_and_kept_once_quiet():
-    world = World([0.3, 0.04])
-    cells = [Cell(world, 0.6) for _ in range(2)]
-    loop = windows(world)
-    for cell in cells:
-        loop.run(cell)
-    assert [cell.measured for cell in cells] == [2, 2]
-    assert [cell.finished for cell in cells] == [(0.04, False)] * 2
+def test_a_noisy_window_is_repeated_until_it_is_quiet():
+    meter = SimulatedMeter([0.3, 0.04])
+    measurements = [FakeMeasurement(meter, 0.6) for _ in range(2)]
+    loop = make_windows(meter)
+    for measurement in measurements:
+        loop.run(measurement)
+    assert [measurement.measured for measurement in measurements] == [2, 2]
+    assert [measurement.finished for measurement in measurements] == [(0.04, False)] * 2
 
 
-def test_a_window_noisy_three_times_is_void():
-    world = World([0.3, 0.2, 0.1])
-    cell = Cell(world, 2.0)
-    windows(world).run(cell)
-    assert cell.measured == 3
-    assert cell.finished == (0.1, True)
+def test_a_window_that_is_noisy_three_times_is_marked_noisy():
+    meter = SimulatedMeter([0.3, 0.2, 0.1])
+    measurement = FakeMeasurement(meter, 2.0)
+    make_windows(meter).run(measurement)
+    assert measurement.measured == 3
+    assert measurement.finished == (0.1, True)
 
 
-def test_allowed_noise_is_recorded_and_nothing_repeated():
-    world = World([0.5])
-    cell = Cell(world, 2.0)
-    windows(world, allow_noise=True).run(cell)
-    assert cell.measured == 1
-    assert cell.finished == (0.5, False)
+def test_allowed_noise_is_recorded_without_a_repeat():
+    meter = SimulatedMeter([0.5])
+    measurement = FakeMeasurement(meter, 2.0)
+    make_windows(meter, allow_noise=True).run(measurement)
+    assert measurement.measured == 1
+    assert measurement.finished == (0.5, False)
 
 
-def test_a_platform_that_cannot_tell_voids_nothing():
-    world = World([None])
-    cell = Cell(world, 2.0)
-    windows(world).run(cell)
-    assert cell.finished == (None, False)
+def test_unknown_noise_does_not_mark_a_measurement():
+    meter = SimulatedMeter([None])
+    measurement = FakeMeasurement(meter, 2.0)
+    make_windows(meter).run(measurement)
+    assert measurement.finished == (None, False)
 
 
-def test_settling_without_cells_does_nothing():
-    world = World([])
-    windows(world).close()
-    assert world.opened == 0
+def test_closing_without_measurements_does_nothing():
+    meter = SimulatedMeter([])
+    make_windows(meter).close()
+    assert meter.opened == 0
 
 
-def test_what_a_noisy_window_comes_to_is_said_while_none_is_open():
-    world, said = World([0.62, 0.3, 0.01, 0.5, 0.5, 0.5, None]), []
-    loop = windows(world, on_window=lambda share, text: said.append((world.opened, share, text)))
+def test_the_outcome_of_a_window_is_reported_after_it_is_closed():
+    meter, messages = SimulatedMeter([0.62, 0.3, 0.01, 0.5, 0.5, 0.5, None]), []
+    loop = make_windows(
+        meter, on_window=lambda share, text: messages.append((meter.opened, share, text))
+    )
     for _ in range(3):
-        loop.run(Cell(world, 1.0))
-    assert said == [
+        loop.run(FakeMeasurement(meter, 1.0))
+    assert messages == [
         (1, 0.62, "62% other CPU, repeat 2 of 3"),
         (2, 0.3, "30% other CPU, repeat 3 of 3"),
         (3, 0.01, "quiet"),
@@ -108,8 +110,10 @@ def test_what_a_noisy_window_comes_to_is_said_while_none_is_open():
     ]
 
 
-def test_times_of_a_noisy_window_are_said_to_be_kept_where_that_is_allowed():
-    said = []
-    loop = windows(World([0.5]), allow_noise=True, on_window=lambda *call: said.append(call))
-    loop.run(Cell(loop._meter, 1.0))
-    assert said == [(0.5, "50% other CPU, times kept")]
+def test_kept_times_of_a_noisy_window_are_reported_if_noise_is_allowed():
+    messages = []
+    loop = make_windows(
+        SimulatedMeter([0.5]), allow_noise=True, on_window=lambda *call: messages.append(call)
+    )
+    loop.run(FakeMeasurement(loop._meter, 1.0))
+    assert messages == [(0.5, "50% other CPU, times kept")]

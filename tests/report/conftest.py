@@ -27,8 +27,11 @@ FAMILIES = ("math_reasoning", "multi_turn", "qa", "rag", "summarization", "trans
 
 @dataclass(frozen=True)
 class Fake:
-    """A made-up method: drafts `length` levels a step, each accepted with chance `alpha`, else
-    let pass with chance `relaxed` where it has an accept rule."""
+    """A simulated method.
+
+    It drafts `length` levels per step. Each level is accepted with probability `alpha`. With an
+    accept rule, a rejected level is accepted as relaxed with probability `relaxed`.
+    """
 
     label: str
     method: str | None = None
@@ -56,8 +59,11 @@ DEFAULT = (VANILLA, SPS, PLD, STAGED, HF_VANILLA, HF_ASSISTED)
 def make_records(
     fakes: Sequence[Fake] = DEFAULT, prompts: int = 48, passes: int = 1, tokens: int = 64
 ) -> list[Record]:
-    """Records of a run; times are multiples of a plain forward of about 3 ms. Beside a lossy method
-    all answers are right: it has no speedup where they were not scored."""
+    """Return the records of a run, with times that are multiples of a forward of about 3 ms.
+
+    If a method is lossy, all answers get the score 1, because unscored lossy methods have no
+    speedup.
+    """
     records = []
     scored = any(fake.guarantee not in LOSSLESS for fake in fakes)
     for pass_ in range(passes):
@@ -77,16 +83,16 @@ def _record(
     left, origin, relaxed = n - 1, ["prefill"], []
     while left:
         levels = min(fake.length, left - 1)
-        words: list[str] = []
-        while len(words) < levels and (word := _word(fake, rng)):
-            words.append(word)
+        origins: list[str] = []
+        while len(origins) < levels and (origin_word := _draw_origin(fake, rng)):
+            origins.append(origin_word)
         counters["levels"].append(levels)
-        counters["accepted"].append(words.count("accepted"))
-        counters["tested"].append(min(levels, len(words) + 1))
-        counters["committed"].append(len(words) + 1)
-        relaxed.append(words.count("relaxed"))
-        origin += [*words, "plain" if not levels else "recovered"]
-        left -= len(words) + 1
+        counters["accepted"].append(origins.count("accepted"))
+        counters["tested"].append(min(levels, len(origins) + 1))
+        counters["committed"].append(len(origins) + 1)
+        relaxed.append(origins.count("relaxed"))
+        origin += [*origins, "plain" if not levels else "recovered"]
+        left -= len(origins) + 1
     steps = Steps(nodes=list(counters["levels"]), **counters)
     if fake.relaxed is not None:
         steps.relaxed = relaxed
@@ -132,7 +138,7 @@ def _record(
 
 
 def _trace(steps: Steps, ns: Ns) -> Trace:
-    """A prefill; a step's draft forwards, one a level, then its verification."""
+    """Return a trace: a prefill, then for each step its draft forwards and its verification."""
     kinds = [ForwardKind("target", role, 0, 1, (0, 8)) for role in ("prefill", "verify")]
     kinds.append(ForwardKind("d", "draft", 0, 1, (0, 2)))
     trace, now = Trace(kinds, [0], [9], [0], [ns.prefill]), ns.prefill
@@ -147,8 +153,8 @@ def _trace(steps: Steps, ns: Ns) -> Trace:
     return trace
 
 
-def _word(fake: Fake, rng: np.random.Generator) -> str:
-    """What becomes of a tested level; nothing for a rejected one."""
+def _draw_origin(fake: Fake, rng: np.random.Generator) -> str:
+    """Return the origin of a tested level's token, or "" if the level is rejected."""
     if rng.random() < fake.alpha:
         return "accepted"
     return "relaxed" if fake.relaxed is not None and rng.random() < fake.relaxed else ""
@@ -190,7 +196,7 @@ MANIFEST: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Synthetic:
-    """What tests need to make a run."""
+    """The simulated methods and the function that makes their records."""
 
     records: Callable[..., list[Record]] = make_records
     Fake: type[Fake] = Fake
@@ -204,13 +210,13 @@ class Synthetic:
 
 @pytest.fixture(scope="session")
 def synthetic() -> Synthetic:
-    """The builder."""
+    """The builder of simulated runs."""
     return Synthetic()
 
 
 @pytest.fixture
 def manifest() -> dict[str, Any]:
-    """A finished run's manifest, free to change."""
+    """A copy of the manifest of a finished run, which a test may change."""
     import copy
 
     return copy.deepcopy(MANIFEST)
@@ -218,8 +224,11 @@ def manifest() -> dict[str, Any]:
 
 @pytest.fixture
 def make_run(tmp_path, manifest) -> Callable[..., RunDir]:
-    """Makes a finished run: its folder's name, its made-up methods, what to change of the manifest
-    and of the records, how many prompts, passes and tokens."""
+    """Return a function that writes a finished run of simulated methods.
+
+    `change` edits the manifest in place, `edit` returns a changed record, and `size` has the
+    number of prompts, passes and tokens.
+    """
     import copy
 
     def make(
@@ -230,9 +239,9 @@ def make_run(tmp_path, manifest) -> Callable[..., RunDir]:
         edit: Callable[[Record], Record] = lambda record: record,
         **size: int,
     ) -> RunDir:
-        own = copy.deepcopy(manifest)
-        change(own)
-        run = RunDir.create(tmp_path / name, own)
+        run_manifest = copy.deepcopy(manifest)
+        change(run_manifest)
+        run = RunDir.create(tmp_path / name, run_manifest)
         records = [edit(record) for record in make_records(fakes, **{"prompts": 12, **size})]
         run.append(records)
         first = {record.prompt_id: record for record in reversed(records)}
@@ -251,7 +260,7 @@ SWEPT_LENGTHS = (1, 3, 5, "heuristic")
 
 @pytest.fixture
 def swept_run(synthetic, manifest):
-    """Return the summary and the manifest of a run with a swept method and two others."""
+    """Return a function that makes the summary and manifest of a run with a swept method."""
 
     def make(*more, **config):
         swept = [
@@ -269,8 +278,10 @@ def swept_run(synthetic, manifest):
         records = synthetic.records(fakes, prompts=12)
         for record in records:
             if record.method == "sps":
-                word = record.label.partition("=")[2]
-                record.params.effective["length"] = int(word) if word.isdigit() else word
+                origin_word = record.label.partition("=")[2]
+                record.params.effective["length"] = (
+                    int(origin_word) if origin_word.isdigit() else origin_word
+                )
         manifest["config"]["effective"] |= {
             "sweep": {"sps": {"length": list(SWEPT_LENGTHS)}},
             "methods": [{"name": fake.method or fake.label, "label": fake.label} for fake in fakes],

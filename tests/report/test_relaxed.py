@@ -1,4 +1,4 @@
-"""Relaxed tokens in reports: counted apart, named with their rule, held against a control."""
+"""Tests of relaxed tokens in reports: their counts, their accept rule and their random control."""
 
 from dataclasses import replace
 
@@ -23,8 +23,8 @@ RULES = {"lax": "typical(epsilon=0.09, delta=0.3)", "coin": "random(rate=0.5)"}
 
 
 @pytest.fixture
-def made(synthetic, manifest):
-    """A summary, its manifest and its records: vanilla, sps and some lossy rows of sps."""
+def make_summary(synthetic, manifest):
+    """Return a function that returns a summary of vanilla, sps and lossy sps, and its inputs."""
     lossy = {
         label: synthetic.Fake(label, "sps", 5, 0.6, 1.2, 0.1, guarantee="quality_only",
                               verdict="unchecked", relaxed=rate)
@@ -50,8 +50,8 @@ def row_of(summary, label):
     return next(row for row in summary.rows if row.label == label)
 
 
-def test_figures_are_sums_of_the_counters(made):
-    summary, _, records = made("lax")
+def test_figures_are_sums_of_the_counters(make_summary):
+    summary, _, records = make_summary("lax")
     own = [r.steps for r in records if r.label == "lax"]
     names = ("levels", "nodes", "tested", "accepted", "relaxed", "committed")
     total = {name: sum(sum(getattr(steps, name)) for steps in own) for name in names}
@@ -66,8 +66,8 @@ def test_figures_are_sums_of_the_counters(made):
     assert {d["relaxed"] for d in row_dicts(summary) if d["label"] == "vanilla"} == {None}
 
 
-def test_acceptance_by_position_asks_the_origins(made):
-    summary, _, records = made("lax")
+def test_acceptance_by_position_is_computed_from_the_origins(make_summary):
+    summary, _, records = make_summary("lax")
     drafted, accepted = [0] * 5, [0] * 5
     for record in (r for r in records if r.label == "lax"):
         at = 1
@@ -76,16 +76,16 @@ def test_acceptance_by_position_asks_the_origins(made):
                 drafted[level] += 1
                 accepted[level] += level < committed and record.origin[at + level] == "accepted"
             at += committed
-    due = [a / b for a, b in zip(accepted, drafted, strict=True)]
-    assert list(row_of(summary, "lax").acceptance_by_position) == due
+    expected = [a / b for a, b in zip(accepted, drafted, strict=True)]
+    assert list(row_of(summary, "lax").acceptance_by_position) == expected
     assert record.steps.relaxed and record.origin is not None
 
 
 @pytest.mark.parametrize(("labels", "lacking"), [(("lax",), True), (("lax", "coin"), False),
                                                  (("lax", "rare"), True)])  # fmt: skip
-def test_a_lossy_row_without_its_control_says_how_to_add_it(made, labels, lacking):
+def test_a_lossy_method_without_a_control_gets_a_hint_how_to_add_it(make_summary, labels, lacking):
     rules = RULES | {"rare": "random(rate=0.05)"}
-    summary, *_ = made(*labels, rules=rules)
+    summary, *_ = make_summary(*labels, rules=rules)
     rate = row_of(summary, "lax").rule_rate
     line = (
         f"no control accepts as many as lax, {rate:.3g} of the rejected levels: add --sweep"
@@ -93,29 +93,29 @@ def test_a_lossy_row_without_its_control_says_how_to_add_it(made, labels, lackin
     )
     assert text.controls(summary) == [line] * lacking
     own = rules | {"lax": "mine(most=3)"}
-    records = made(*labels, rules=own)[0]
+    records = make_summary(*labels, rules=own)[0]
     assert len(text.controls(records)) == lacking
 
 
-def test_a_rule_of_ones_own_is_told_its_control_in_words(made):
-    summary, *_ = made("lax")
+def test_the_hint_for_a_custom_accept_rule_describes_its_control(make_summary):
+    summary, *_ = make_summary("lax")
     lossy = tuple(replace(row, params={"length": 5}) for row in summary.lossy)
     (line,) = text.controls(replace(summary, lossy=lossy))
     assert "a variant of sps with the accept rule RandomAccept(0." in line
 
 
-def test_the_tables_have_a_column_where_rows_have_the_figure(made, synthetic, manifest):
+def test_a_column_is_present_if_a_row_has_its_figure(make_summary, synthetic, manifest):
     from specbench_cli.summary.facts import Facts
 
-    summary, own, _ = made("lax", "coin")
-    shown = run_text(summary, Facts.from_manifest(own)).splitlines()
-    heads = [line for line in shown if "speedup" in line][:2]
+    summary, own, _ = make_summary("lax", "coin")
+    lines = run_text(summary, Facts.from_manifest(own)).splitlines()
+    heads = [line for line in lines if "speedup" in line][:2]
     assert ["less vanilla's" in head for head in heads] == [False, True]
     assert ["accept" in head for head in heads] == [True, False]
-    coin = next(line for line in shown if line.startswith(" coin "))
+    coin = next(line for line in lines if line.startswith(" coin "))
     row = row_of(summary, "coin")
     assert f"{metrics.accuracy_loss(row)} {row.n_scored} " in coin
-    assert max(map(len, shown[:8])) <= WIDTH
+    assert max(map(len, lines[:8])) <= WIDTH
     markdown = render(report(summary, own, Incidents(), []))
     heads = [line for line in markdown.splitlines() if line.startswith("| method | group")]
     assert ["relaxed" in head for head in heads[:2]] == [False, True]
@@ -125,12 +125,15 @@ def test_the_tables_have_a_column_where_rows_have_the_figure(made, synthetic, ma
     assert "relaxed" not in make_grid(SPEED, plain.rows).headings
 
 
-def test_the_methods_text_names_rule_and_guarantee(made):
-    summary, own, _ = made("lax", "coin")
-    told = " ".join(sentences(summary, own))
-    assert "guarantee: quality only, accept rule: typical(epsilon=0.09, delta=0.3)" in told
-    assert "of the tokens relaxed" in told and "random accept rule is the control" in told
-    assert "accept rule" not in " ".join(sentences(*made()[:2]))
+def test_the_methods_text_names_rule_and_guarantee(make_summary):
+    summary, own, _ = make_summary("lax", "coin")
+    methods_text = " ".join(sentences(summary, own))
+    assert "guarantee: quality only, accept rule: typical(epsilon=0.09, delta=0.3)" in methods_text
+    assert (
+        "of the tokens relaxed" in methods_text
+        and "random accept rule is the control" in methods_text
+    )
+    assert "accept rule" not in " ".join(sentences(*make_summary()[:2]))
 
 
 def test_side_by_side_marks_relaxed_tokens(tmp_path, synthetic, manifest):
@@ -143,8 +146,8 @@ def test_side_by_side_marks_relaxed_tokens(tmp_path, synthetic, manifest):
     run = RunDir.create(tmp_path / "run", manifest)
     run.append(records)
     first = records[0]
-    asked = "mini/0", first.cluster, "mini", first.family, first.category
-    run.append_prompts([Prompt(*asked, 1, "?", [1])])
+    prompt_facts = "mini/0", first.cluster, "mini", first.family, first.category
+    run.append_prompts([Prompt(*prompt_facts, 1, "?", [1])])
     (found,) = compare_outputs(run, "mini/0", ["lax"], None)
     assert [lane.relaxed for lane in found.lanes] == [(1,), ()]
     lines = page(found).splitlines()

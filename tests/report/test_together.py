@@ -1,4 +1,4 @@
-"""Runs that belong together become one report; those that do not are refused, or labelled."""
+"""Tests of reports over several runs: compatible runs are combined, other runs are rejected."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from specbench_cli.summary.compatibility import find_incompatibilities, short_na
 from specbench_cli.summary.unranked import group_by_target
 
 
-def setting(**values):
-    """Changes a manifest's settings."""
+def change_settings(**values):
+    """Return a function that changes settings in a manifest."""
     return lambda manifest: manifest["config"]["effective"].update(values)
 
 
@@ -30,14 +30,14 @@ def by_label(reading):
     return {row.label: row for row in reading.summary.rows}
 
 
-def test_cohorts_have_one_table_with_one_vanilla(make_run, synthetic):
+def test_runs_with_different_methods_share_one_table_and_vanilla(make_run, synthetic):
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
     b = make_run("b", [synthetic.vanilla, synthetic.pld])
     reading = read_runs([a, b])
     rows = by_label(reading)
     assert set(rows) == {"vanilla", "sps", "pld"}
-    said = all_notes(reading.summary, reading.facts)
-    assert any("over vanilla of its own run" in line for line in said)
+    notes = all_notes(reading.summary, reading.facts)
+    assert any("over vanilla of its own run" in line for line in notes)
     assert rows["sps"].letters != ""
 
 
@@ -51,15 +51,15 @@ def test_speedup_is_over_vanilla_of_the_same_run(make_run, synthetic):
 
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
     b = make_run("b", [synthetic.vanilla, synthetic.pld], edit=slower)
-    together = by_label(read_runs([a, b]))
-    assert together["sps"].speedup == by_label(read_report_data(a))["sps"].speedup
-    assert together["pld"].speedup == by_label(read_report_data(b))["pld"].speedup
-    assert together["pld"].speedup_low == pytest.approx(
+    combined = by_label(read_runs([a, b]))
+    assert combined["sps"].speedup == by_label(read_report_data(a))["sps"].speedup
+    assert combined["pld"].speedup == by_label(read_report_data(b))["pld"].speedup
+    assert combined["pld"].speedup_low == pytest.approx(
         by_label(read_report_data(b))["pld"].speedup_low, 0.05
     )
 
 
-def test_a_repeat_is_a_further_process_of_the_same_rows(make_run, synthetic):
+def test_a_repeated_run_counts_as_another_process(make_run, synthetic):
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
     b = make_run("b", [synthetic.vanilla, synthetic.sps])
     reading = read_runs([a, b])
@@ -69,7 +69,7 @@ def test_a_repeat_is_a_further_process_of_the_same_rows(make_run, synthetic):
     assert len({record.key for record in reading.records}) == 48
 
 
-def test_unequal_numbers_of_processes_count_as_one_and_keep_their_intervals(make_run, synthetic):
+def test_methods_with_different_numbers_of_processes_keep_their_intervals(make_run, synthetic):
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
     b = make_run("b", [synthetic.vanilla, synthetic.sps, synthetic.pld], passes=2)
     reading = read_runs([a, b])
@@ -78,7 +78,7 @@ def test_unequal_numbers_of_processes_count_as_one_and_keep_their_intervals(make
     assert len({row.letters for row in reading.summary.rows}) > 1
 
 
-def test_rows_that_share_a_name_only_are_told_apart_by_their_run(make_run, synthetic):
+def test_methods_with_equal_labels_but_other_parameters_get_the_run_name(make_run, synthetic):
     longer = synthetic.Fake("sps", length=8, alpha=0.7, cost=1.3, draft_cost=0.12)
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
     b = make_run("b", [synthetic.vanilla, longer])
@@ -87,7 +87,7 @@ def test_rows_that_share_a_name_only_are_told_apart_by_their_run(make_run, synth
     assert by_label(reading)["sps @b"].params == {"length": 8}
 
 
-def test_a_changed_method_file_makes_another_row(make_run, synthetic):
+def test_methods_with_a_changed_file_get_the_run_name(make_run, synthetic):
     files = [lambda m, sha=sha: m.update(method_files={"sps": sha}) for sha in ("1" * 64, "2" * 64)]
     fakes = [synthetic.vanilla, synthetic.sps]
     runs = [make_run(name, fakes, change=change) for name, change in zip("ab", files, strict=True)]
@@ -97,11 +97,14 @@ def test_a_changed_method_file_makes_another_row(make_run, synthetic):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
-        (setting(seed=7), "seed: 0 (a) against 7 (b)"),
-        (setting(temperature=0.8, verify="coupled"), "verify: greedy (a) against coupled (b)"),
-        (setting(dtype="float16"), "dtype: float32 (a) against float16 (b)"),
+        (change_settings(seed=7), "seed: 0 (a) against 7 (b)"),
+        (
+            change_settings(temperature=0.8, verify="coupled"),
+            "verify: greedy (a) against coupled (b)",
+        ),
+        (change_settings(dtype="float16"), "dtype: float32 (a) against float16 (b)"),
         (
             lambda m: m["models"].update(target={"label": "other", "hash": "ff"}),
             "target: embedded-7m aa (a) against other ff (b)",
@@ -118,36 +121,39 @@ def test_a_changed_method_file_makes_another_row(make_run, synthetic):
         (lambda m: m["git"].update(commit="def"), "commit: abc (a) against def (b)"),
     ],
 )
-def test_what_keeps_runs_apart_is_named_value_against_value(make_run, change, says):
+def test_incompatible_runs_are_rejected_with_both_values(make_run, change, message):
     a, b = make_run("a"), make_run("b", change=change)
     with pytest.raises(UsageError, match="cannot share one table") as refused:
         read_runs([a, b])
-    assert says in refused.value.message
+    assert message in refused.value.message
     assert "--force" in refused.value.hint
 
 
-def test_other_prompts_are_refused(make_run):
+def test_runs_with_different_prompts_are_rejected(make_run):
     with pytest.raises(UsageError, match=r"prompts: 12 questions .* against 6 questions"):
         read_runs([make_run("a"), make_run("b", prompts=6)])
 
 
-def test_a_run_without_a_draft_belongs_to_one_with(make_run):
+def test_runs_with_and_without_a_draft_model_are_compatible(make_run):
     a, b = make_run("a"), make_run("b", change=lambda m: m["models"].pop("draft"))
     assert find_incompatibilities([a, b], "ab") == []
     assert read_runs([b, a]).facts.draft == "embedded-1m"
 
 
-def test_runs_whose_vanilla_disagrees_are_refused(make_run, synthetic):
-    def other(record):
+def test_runs_with_different_vanilla_outputs_are_rejected(make_run, synthetic):
+    def reverse_ids(record):
         return replace(record, output_ids=record.output_ids[::-1])
 
-    a, b = make_run("a"), make_run("b", edit=other)
+    a, b = make_run("a"), make_run("b", edit=reverse_ids)
     with pytest.raises(UsageError, match=r"vanilla's outputs: .* 12 of 12 differ"):
         read_runs([a, b])
 
 
-def test_force_labels_every_row_and_ranks_none(make_run, tmp_path):
-    a, b = make_run("a"), make_run("b", change=setting(seed=7), edit=lambda r: replace(r, seed=7))
+def test_force_adds_the_run_to_every_label_and_ranks_no_method(make_run, tmp_path):
+    a, b = (
+        make_run("a"),
+        make_run("b", change=change_settings(seed=7), edit=lambda r: replace(r, seed=7)),
+    )
     reading = read_runs([a, b], force=True)
     assert all(row.label.endswith((" @a", " @b")) for row in reading.summary.rows)
     assert len(reading.summary.rows) == 12
@@ -162,23 +168,23 @@ def test_force_labels_every_row_and_ranks_none(make_run, tmp_path):
     assert "| sps `@b` |" in (tmp_path / "report.md").read_text()
 
 
-def test_force_without_need_changes_nothing(make_run, synthetic):
+def test_force_changes_nothing_for_compatible_runs(make_run, synthetic):
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
     b = make_run("b", [synthetic.vanilla, synthetic.pld])
     assert read_runs([a, b], force=True).summary == read_runs([a, b]).summary
 
 
-def test_an_incident_says_which_run_it_is_of(make_run, synthetic):
-    def void(record):
+def test_an_incident_has_the_name_of_its_run(make_run, synthetic):
+    def make_void(record):
         return replace(record, void=record.label == "sps" and record.prompt_id == "mini/1")
 
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
-    b = make_run("b", [synthetic.vanilla, synthetic.sps], edit=void)
-    cells = read_runs([a, b]).incidents.noisy
-    assert [cell[3] for cell in cells] == ["0 @b"]
+    b = make_run("b", [synthetic.vanilla, synthetic.sps], edit=make_void)
+    noisy_outputs = read_runs([a, b]).incidents.noisy
+    assert [output[3] for output in noisy_outputs] == ["0 @b"]
 
 
-def test_interrupted_and_noisy_runs_make_the_whole_so(make_run, synthetic):
+def test_one_interrupted_or_noisy_run_marks_the_whole_report(make_run, synthetic):
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
     b = make_run("b", [synthetic.vanilla, synthetic.pld], change=lambda m: m.update(noisy=True))
     b.manifest["status"] = "interrupted"
@@ -186,24 +192,24 @@ def test_interrupted_and_noisy_runs_make_the_whole_so(make_run, synthetic):
     assert (facts.status, facts.noisy, facts.runs) == ("interrupted", True, 2)
 
 
-def test_all_records_and_prompts_can_be_read_again_under_their_new_names(make_run, synthetic):
+def test_records_and_prompts_are_read_with_their_new_labels(make_run, synthetic):
     a = make_run("a", [synthetic.vanilla, synthetic.sps])
     b = make_run("b", [synthetic.vanilla, synthetic.pld])
     reading = read_runs([a, b])
-    again = list(reading.run.records())
-    assert [r.key for r in again] == [r.key for r in reading.records]
-    assert all(r.output_ids for r in again)
+    records = list(reading.run.records())
+    assert [r.key for r in records] == [r.key for r in reading.records]
+    assert all(r.output_ids for r in records)
     assert len(list(reading.run.prompts())) == 12
 
 
-def test_short_names_are_hashes_where_those_tell_runs_apart(tmp_path):
-    stamped = ["20261121T102403Z-mini-1f2e3d4c", "20261121T102404Z-mini-aabbccdd-2"]
-    assert short_names([tmp_path / name for name in stamped]) == ["1f2e3d4c", "aabbccdd"]
-    assert short_names([tmp_path / stamped[0], tmp_path / "mine"]) == [stamped[0], "mine"]
+def test_short_names_are_hashes_if_they_are_unique(tmp_path):
+    folder_names = ["20261121T102403Z-mini-1f2e3d4c", "20261121T102404Z-mini-aabbccdd-2"]
+    assert short_names([tmp_path / name for name in folder_names]) == ["1f2e3d4c", "aabbccdd"]
+    assert short_names([tmp_path / folder_names[0], tmp_path / "mine"]) == [folder_names[0], "mine"]
     assert short_names([tmp_path / "a" / "run", tmp_path / "b" / "run"]) == ["run#1", "run#2"]
 
 
-def test_many_processes_narrow_no_figure_by_being_counted_twice(make_run, synthetic):
+def test_more_processes_do_not_narrow_an_interval_by_double_counting(make_run, synthetic):
     fakes = [synthetic.vanilla, synthetic.sps]
     one = by_label(read_report_data(make_run("a", fakes)))["sps"]
     two = by_label(read_runs([make_run("b", fakes), make_run("c", fakes)]))["sps"]
@@ -216,8 +222,8 @@ def test_many_processes_narrow_no_figure_by_being_counted_twice(make_run, synthe
 # ---- several targets -----------------------------------------------------------------------------
 
 
-def on(target, draft="embedded-1m"):
-    """Changes a manifest's models."""
+def change_models(target, draft="embedded-1m"):
+    """Return a function that changes the models in a manifest."""
 
     def change(manifest):
         manifest["models"]["target"] = {"label": target, "hash": target}
@@ -230,7 +236,7 @@ def on(target, draft="embedded-1m"):
 
 @pytest.fixture
 def matrix(make_run, synthetic, manifest):
-    """Runs on two targets, the first with two drafts; the second one's times are twice as long."""
+    """Runs on two targets: the first with two draft models, the second with doubled times."""
 
     def slower(record):
         ns = record.ns
@@ -241,48 +247,48 @@ def matrix(make_run, synthetic, manifest):
     fakes = [synthetic.vanilla, synthetic.sps, synthetic.pld]
     manifest["rows"] = [{"label": fake.label, "method": fake.label} for fake in fakes]
     return [
-        make_run("a+x", fakes, change=on("a", "x")),
-        make_run("a+y", fakes[:2], change=on("a", "y")),
-        make_run("b+x", fakes, change=on("b", "x"), edit=slower),
+        make_run("a+x", fakes, change=change_models("a", "x")),
+        make_run("a+y", fakes[:2], change=change_models("a", "y")),
+        make_run("b+x", fakes, change=change_models("b", "x"), edit=slower),
     ]
 
 
-def test_runs_of_several_targets_are_one_table_in_which_nothing_is_ranked(matrix):
+def test_runs_of_several_targets_share_a_table_without_ranking(matrix):
     with pytest.raises(UsageError, match="cannot share one table"):
         read_runs(matrix)
     reading = read_runs(matrix, targets=True)
     labels = [row.label for row in reading.summary.rows]
     assert labels[:3] == ["sps @a+x", "sps @a+y", "sps @b+x"]
     assert not any(row.letters for row in reading.summary.rows)
-    said = all_notes(reading.summary, reading.facts)
-    assert said[0].startswith("several targets: a speedup is over vanilla on the same")
+    notes = all_notes(reading.summary, reading.facts)
+    assert notes[0].startswith("several targets: a speedup is over vanilla on the same")
     rows = by_label(reading)
     models = {label: (row.target_model, row.draft_model) for label, row in rows.items()}
     assert [models[label] for label in labels[:3]] == [("a", "x"), ("a", "y"), ("b", "x")]
     assert rows["pld @a+x"].draft_model is None
 
 
-def test_a_speedup_of_a_target_is_the_one_that_its_own_run_has(matrix):
-    together = by_label(read_runs(matrix, targets=True))
+def test_speedup_with_several_targets_equals_that_of_the_single_run(matrix):
+    combined = by_label(read_runs(matrix, targets=True))
     for run in matrix:
         for row in read_report_data(run).summary.rows:
-            assert together[f"{row.label} @{run.path.name}"].speedup == row.speedup
+            assert combined[f"{row.label} @{run.path.name}"].speedup == row.speedup
 
 
-def test_runs_of_several_targets_that_differ_in_more_are_refused(make_run):
-    runs = [make_run("a", change=on("a")), make_run("b", change=setting(seed=7))]
+def test_runs_of_several_targets_with_other_differences_are_rejected(make_run):
+    runs = [make_run("a", change=change_models("a")), make_run("b", change=change_settings(seed=7))]
     with pytest.raises(UsageError, match=r"seed: 0 \(a\) against 7 \(b\)") as refused:
         read_runs(runs, targets=True)
     assert "target" not in refused.value.message.partition("seed")[0]
 
 
-def test_a_row_that_one_target_has_no_draft_for_is_named_with_that_target(matrix):
+def test_a_method_left_out_for_one_target_is_listed_with_that_target(matrix):
     matrix[2].manifest["left_out"] = {"eagle": "no head"}
     reading = read_runs(matrix, targets=True)
     assert reading.run.manifest["left_out"] == {"eagle @b+x": "no head"}
 
 
-def test_a_matrix_has_a_row_a_method_and_draft_and_a_column_a_target(matrix, tmp_path):
+def test_a_matrix_has_one_row_per_method_and_draft_and_one_column_per_target(matrix, tmp_path):
     reading = read_runs(matrix, targets=True)
     found = group_by_target(reading.summary, reading.facts.targets)
     assert [row.label for row in found.rows] == ["sps @x", "sps @y", "pld"]
@@ -297,7 +303,7 @@ def test_a_matrix_has_a_row_a_method_and_draft_and_a_column_a_target(matrix, tmp
     assert "Targets were a | b, the draft x | y" in page
 
 
-def test_every_rendering_of_a_matrix_names_the_target(matrix, tmp_path, capsys):
+def test_every_format_of_a_matrix_has_the_target(matrix, tmp_path, capsys):
     reading = read_runs(matrix, targets=True)
     write(reading, tmp_path, ("csv", "json", "html", "latex"))
     table = csv.DictReader((tmp_path / "summary.csv").read_text().splitlines())
@@ -310,14 +316,14 @@ def test_every_rendering_of_a_matrix_names_the_target(matrix, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[0].endswith("target_model\tdraft_model")
 
 
-def test_the_heat_map_has_a_field_for_each_pair_and_none_for_one_target(matrix):
-    def fields(runs):
+def test_the_heat_map_has_one_field_per_pair_and_is_left_out_for_one_target(matrix):
+    def draw_heat_map(runs):
         reading = read_runs(runs, targets=len(runs) > 1)
         with style.figure_style():
             return targets.draw(FigureData.from_report(reading))
 
-    figure = fields(matrix)
+    figure = draw_heat_map(matrix)
     speedup, mat = ([each.get_text() for each in axes.texts] for axes in figure.axes)
     assert len(speedup) == len(mat) == 6 and speedup.count("-") == 1
     assert [axes.get_title() for axes in figure.axes] == ["speedup", "MAT"]
-    assert fields(matrix[:1]) is None
+    assert draw_heat_map(matrix[:1]) is None

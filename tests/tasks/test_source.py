@@ -106,7 +106,7 @@ def test_a_download_with_another_checksum_is_refused_and_not_cached(tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_server_that_says_no_is_reported_with_what_to_do(tmp_path):
+def test_a_failed_download_is_reported_with_a_hint(tmp_path):
     (tmp_path / "remote").mkdir()
     with served(tmp_path / "remote") as (address, _), pytest.raises(EnvironmentFault) as caught:
         read(tmp_path, sha256=SUM, url=f"{address}/rows.jsonl")
@@ -128,12 +128,12 @@ def test_offline_nothing_is_downloaded(tmp_path, monkeypatch):
     assert requests == []
 
 
-def test_a_source_without_any_address_says_so(tmp_path):
+def test_a_source_without_an_address_is_an_error(tmp_path):
     with pytest.raises(EnvironmentFault, match="names no url or hub"):
         read(tmp_path)
 
 
-def test_the_hub_stands_in_for_a_url_that_fails(tmp_path, monkeypatch):
+def test_the_hub_is_used_if_the_url_fails(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # `datasets` then reads the local folder given as id
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub" / "test.jsonl").write_bytes(ROWS)
@@ -155,14 +155,14 @@ def in_hub_cache(tmp_path, monkeypatch, hub: HubSource, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("content", [ROWS, gzip.compress(ROWS)], ids=["plain", "gzipped"])
-def test_a_file_of_the_hub_is_taken_as_it_is_and_from_its_cache(tmp_path, monkeypatch, content):
+def test_a_hub_file_is_read_unchanged_from_the_hub_cache(tmp_path, monkeypatch, content):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub = HubSource(id="some/data", path="data/rows.jsonl", revision="0" * 40)
     in_hub_cache(tmp_path, monkeypatch, hub, content)
     assert read(tmp_path, sha256=SUM, hub=hub) == ROWS
 
 
-def test_a_file_of_the_hub_that_is_not_here_is_named_with_its_address(tmp_path, monkeypatch):
+def test_a_missing_hub_file_is_named_with_its_address(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
     hub = HubSource(id="some/data", path="data/rows.jsonl", revision="0" * 40)
@@ -183,7 +183,7 @@ def test_files_of_different_datasets_do_not_share_a_cache_file(tmp_path, monkeyp
         assert read(tmp_path, hub=hub) == content
 
 
-def test_a_revision_names_no_folder_outside_the_cache(tmp_path, monkeypatch):
+def test_a_revision_cannot_name_a_folder_outside_the_cache(tmp_path, monkeypatch):
     data = b"mine"
     hub = HubSource(id="a/data", path="rows.jsonl", revision="../../out")
     monkeypatch.setattr(source, "_download", lambda *_: data)
@@ -211,7 +211,7 @@ def test_a_download_that_was_cut_short_is_refused(tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
-def test_what_a_person_must_do_comes_first_where_nothing_can_be_downloaded(tmp_path):
+def test_manual_steps_come_first_if_nothing_can_be_downloaded(tmp_path):
     with pytest.raises(EnvironmentFault) as caught:
         source.read_source("t", DatasetSource(file="rows.jsonl"), tmp_path, "ask its authors")
     assert caught.value.hint.startswith("ask its authors; then set SPECBENCH_DATA")
@@ -230,7 +230,7 @@ def test_a_cache_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
     assert "SPECBENCH_CACHE" in caught.value.hint
 
 
-def test_the_cache_follows_xdg(monkeypatch, tmp_path):
+def test_the_cache_folder_follows_xdg(monkeypatch, tmp_path):
     monkeypatch.delenv("SPECBENCH_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "specbench"

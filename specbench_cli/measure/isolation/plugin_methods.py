@@ -40,7 +40,7 @@ class PluginMethods:
     Attributes:
         labels: Labels of these methods.
         heads: Manifest entries of their trained modules.
-        unfit: Methods whose process could not load their models or modules, with the error.
+        load_errors: Error of each method whose process could not load its models or modules.
     """
 
     def __init__(self, plan: Plan, run_dir: RunDir, threads: int) -> None:

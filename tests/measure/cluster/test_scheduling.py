@@ -1,4 +1,4 @@
-"""Prompts dealt to workers: what is dealt again, what is refused; no cluster is needed."""
+"""Tests of scheduling prompts on cluster workers. The workers are simulated."""
 
 from __future__ import annotations
 
@@ -43,74 +43,84 @@ MODEL = {"label": "embedded-7m", "sha256": "ab", "vocab_size": 4096, "eos": [0]}
 
 
 def failed(**facts):
-    """A record that says least: of a cell that failed."""
-    nothing = dict.fromkeys(
+    """Return the record of a failed output."""
+    missing = dict.fromkeys(
         "output_ids origin n_tokens steps target_forwards draft_forwards forwards peak_bytes"
         " other_cpu verdict score".split()
     )
-    of_row = {"peer": False, "params": Params(), "sampling": "greedy", "guarantee": "exact_tokens"}
-    end = {"seed": 0, "finish": "error", "error": "none", "ns": Ns(), "void": False}
-    return Record(**nothing, **of_row, **end, **facts)
+    method_facts = {
+        "peer": False,
+        "params": Params(),
+        "sampling": "greedy",
+        "guarantee": "exact_tokens",
+    }
+    outcome = {"seed": 0, "finish": "error", "error": "none", "ns": Ns(), "void": False}
+    return Record(**missing, **method_facts, **outcome, **facts)
 
 
 class FakeWorkers:
-    """Workers that answer at once, and are lost when `fate` says so.
+    """Simulated workers that answer at once.
 
-    fate: of a worker and a deal, in the order of both, what becomes of it; else it is made.
+    `fate(name, prompt_ids)` returns the answer to an assignment, or None to measure it. `infos`
+    has the information that a worker sends when it starts, by name.
     """
 
-    def __init__(self, plan, workers=2, fate=None, introduced=None):
+    def __init__(self, plan, workers=2, fate=None, infos=None):
         self.plan = plan
         self.size = workers
         self.fate = fate or (lambda name, names: None)
-        self.introduced = introduced or {}
-        self.asked = deque()
-        self.dealt, self.dismissed, self.costs = [], [], []
+        self.infos = infos or {}
+        self.requests = deque()
+        self.assigned, self.dismissed, self.costs = [], [], []
 
     def start(self, names, plan, folder):
         return {name: f"node {name}" for name in islice(names, self.size)}
 
     def send(self, name, what, *args):
-        assert name not in [each for each, *_ in self.asked], "one thing at a time"
-        self.asked.append((name, what, args))
+        assert name not in [each for each, *_ in self.requests], (
+            "a worker gets one request at a time"
+        )
+        self.requests.append((name, what, args))
 
     def receive(self):
-        name, what, args = self.asked.popleft()
+        name, what, args = self.requests.popleft()
         return name, getattr(self, what)(name, *args)
 
     def end(self, name):
         self.dismissed.append(name)
 
     def plan_run(self, name):
-        own = WorkerInfo(WORDS, {"machine": "m1"}, {"id": "m1", "hardware": {"cpu": "X"}})
-        return self.introduced.get(name, own)
+        info = WorkerInfo(WORDS, {"machine": "m1"}, {"id": "m1", "hardware": {"cpu": "X"}})
+        return self.infos.get(name, info)
 
     def load(self, name, costs):
         self.costs.append(costs)
-        held = {"target_ns": 1.0, "relative": {}, "context": 8, "noisy": False}
-        return LoadedModels({"target": MODEL}, {}, {"threads": 1, "device": "cpu"}, costs or held)
+        resources = {"target_ns": 1.0, "relative": {}, "context": 8, "noisy": False}
+        return LoadedModels(
+            {"target": MODEL}, {}, {"threads": 1, "device": "cpu"}, costs or resources
+        )
 
     def measure(self, name, number, names, known):
-        self.dealt.append((name, *names))
+        self.assigned.append((name, *names))
         if (fate := self.fate(name, names)) is not None:
             return fate
-        asked = [each for each in self.plan.questions if each.prompt_id in names]
+        questions = [each for each in self.plan.questions if each.prompt_id in names]
         facts = {
             question.prompt_id: {
                 key: getattr(question, key)
                 for key in ("prompt_id", "cluster", "task", "family", "category")
             }
-            for question in asked
+            for question in questions
         }
         records = [
             failed(label=method_run.label, method=method_run.name, turn=turn, pass_=number, **own)
-            for own, question in zip(facts.values(), asked, strict=True)
+            for own, question in zip(facts.values(), questions, strict=True)
             for turn in range(1, len(question.turns) + 1)
             for method_run in self.plan.method_runs
         ]
         prompts = [
             Prompt(**facts[q.prompt_id], turn=turn, text="?", ids=[1])
-            for q in asked
+            for q in questions
             for turn in range(1, len(q.turns) + 1)
             if (q.prompt_id, turn) not in known.prompts
         ]
@@ -134,15 +144,15 @@ def plan():
 
 
 @pytest.fixture
-def deal(plan, tmp_path, monkeypatch, log):
-    """Deal the plan to workers; returns workers, run and view."""
+def schedule(plan, tmp_path, monkeypatch, log):
+    """Return a function that schedules the plan on simulated workers."""
     monkeypatch.setattr(scheduling, "shared_facts", lambda plan: WORDS)
     path = tmp_path / "run"
     view = log()
 
-    def run(*, resume=False, force=False, **of_crew):
+    def run(*, resume=False, force=False, **worker_options):
         run_dir = RunDir.open(path) if resume else RunDir.create(path, build_manifest(plan, {}))
-        workers = FakeWorkers(plan, **of_crew)
+        workers = FakeWorkers(plan, **worker_options)
         found = SimpleNamespace(workers=workers, run_dir=run_dir, view=view, fault=None)
         try:
             check = partial(check_weights, run_dir, force=force)
@@ -161,158 +171,161 @@ def workers_of(run_dir):
     return found
 
 
-def test_every_question_is_measured_by_one_worker_with_all_its_rows(plan, deal):
-    done = deal()
+def test_every_question_is_measured_by_one_worker_for_all_methods(plan, schedule):
+    done = schedule()
     assert done.fault is None
     assert len(list(done.run_dir.records())) == plan.n_outputs
     found = workers_of(done.run_dir)
-    assert len(found) == 6 and all(len(own) == 1 for own in found.values())
-    assert {name for name, *_ in done.workers.dealt} == {"1", "2"}
+    assert len(found) == 6 and all(len(workers) == 1 for workers in found.values())
+    assert {name for name, *_ in done.workers.assigned} == {"1", "2"}
     assert done.run_dir.manifest["workers"] == {"1": {"device": "cpu"}, "2": {"device": "cpu"}}
     assert done.run_dir.manifest["machine"]["id"] == "m1"
 
 
-def test_costs_of_forwards_are_the_first_workers_for_all(deal):
-    first, second = deal().workers.costs
+def test_all_workers_use_the_step_costs_of_the_first_worker(schedule):
+    first, second = schedule().workers.costs
     assert first is None and second["target_ns"] == 1.0
 
 
-def test_what_a_lost_worker_was_dealt_goes_to_another_and_nothing_is_twice(plan, deal):
-    lost = iter([WorkerLost("node down")])
-    done = deal(fate=lambda name, names: next(lost, None) if name == "2" else None)
+def test_prompts_of_a_lost_worker_are_measured_once_by_another(plan, schedule):
+    losses = iter([WorkerLost("node down")])
+    done = schedule(fate=lambda name, names: next(losses, None) if name == "2" else None)
     assert done.fault is None
     assert len({record.key for record in done.run_dir.records()}) == plan.n_outputs
-    (again,) = {
-        names for own, *names in map(tuple, done.workers.dealt) if own == "2" for names in names
+    (reassigned,) = {
+        prompt_id
+        for worker, *prompt_ids in map(tuple, done.workers.assigned)
+        if worker == "2"
+        for prompt_id in prompt_ids
     }
-    assert [name for name, *names in done.workers.dealt if again in names] == ["2", "1"]
+    assert [name for name, *names in done.workers.assigned if reassigned in names] == ["2", "1"]
     assert done.workers.dismissed == ["2"]
     assert done.run_dir.manifest["workers"]["2"] == {"device": "cpu", "lost": "node down"}
     assert any("worker 2 (node 2) was lost: node down" in note for note in done.view.notes)
 
 
-def test_a_deal_whose_own_worker_process_was_lost_is_not_kept(deal):
-    made = AssignmentResult([], [], [], {}, "pearl's drafter died", judged=False)
-    lost = iter([made])
-    done = deal(fate=lambda name, names: next(lost, None))
+def test_an_assignment_that_lost_a_draft_process_is_repeated(schedule):
+    lost_result = AssignmentResult([], [], [], {}, "pearl's drafter died", judged=False)
+    losses = iter([lost_result])
+    done = schedule(fate=lambda name, names: next(losses, None))
     assert done.fault is None and done.workers.dismissed == ["1"]
-    assert all(own == {"2"} for own in workers_of(done.run_dir).values())
+    assert all(workers == {"2"} for workers in workers_of(done.run_dir).values())
 
 
-def test_without_workers_the_run_says_how_to_go_on_and_a_resumption_makes_what_is_missing(
-    plan, deal
-):
-    dealt = []
+def test_a_run_without_workers_can_be_resumed(plan, schedule):
+    assigned = []
 
-    def last_two_die(name, names):
-        dealt.append(names)
-        return WorkerLost("gone") if len(dealt) > 3 else None
+    def lose_after_three(name, names):
+        assigned.append(names)
+        return WorkerLost("gone") if len(assigned) > 3 else None
 
-    first = deal(fate=last_two_die)
-    assert isinstance(first.fault, WorkerLost) and "no worker is left" in first.fault.message
-    assert "--resume" in first.fault.hint
-    kept = [record.key for record in first.run_dir.records()]
+    first_run = schedule(fate=lose_after_three)
+    assert (
+        isinstance(first_run.fault, WorkerLost) and "no worker is left" in first_run.fault.message
+    )
+    assert "--resume" in first_run.fault.hint
+    kept = [record.key for record in first_run.run_dir.records()]
     assert len(kept) == 3 * 2
-    second = deal(resume=True)
-    assert second.fault is None and len(second.workers.dealt) == 3
+    second = schedule(resume=True)
+    assert second.fault is None and len(second.workers.assigned) == 3
     keys = [record.key for record in second.run_dir.records()]
     assert keys[: len(kept)] == kept and len(set(keys)) == len(keys) == plan.n_outputs
     assert list(second.run_dir.manifest["workers"]) == ["1", "2", "3", "4"]
 
 
-def test_a_deal_that_ends_three_workers_ends_the_run(deal):
-    first = []
+def test_an_assignment_that_loses_three_workers_ends_the_run(schedule):
+    assigned = []
 
-    def poison(name, names):
-        first.append(names)
-        return WorkerLost("killed") if names == first[0] else None
+    def lose_on_first(name, names):
+        assigned.append(names)
+        return WorkerLost("killed") if names == assigned[0] else None
 
-    done = deal(workers=5, fate=poison)
+    done = schedule(workers=5, fate=lose_on_first)
     assert isinstance(done.fault, WorkerLost)
     assert "3 workers were lost while they measured it, the last: killed" in done.fault.message
 
 
 @pytest.mark.parametrize(
-    ("own", "says"),
+    ("own", "message"),
     [
         (WORDS | {"torch": "2.5.1"}, r"torch \(2\.6\.0, there 2\.5\.1\)"),
         (WORDS | {"specbench": "0.0.9"}, r"specbench \(none, there 0\.0\.9\)"),
         (WORDS | {"the weights of embedded-7m": "cd"}, r"the weights of embedded-7m \(ab, there"),
     ],
 )
-def test_a_worker_that_has_something_else_than_the_driver_is_refused(deal, own, says):
+def test_a_worker_that_differs_from_the_driver_is_rejected(schedule, own, message):
     other = WorkerInfo(own, {"machine": "m1"}, {})
-    done = deal(introduced={"2": other})
+    done = schedule(infos={"2": other})
     assert isinstance(done.fault, EnvironmentFault)
     assert done.fault.message.startswith("worker 2 (node 2) differs from the driver: ")
     assert "pip install specbench-cli==" in done.fault.hint
     assert not list(done.run_dir.records())
-    with pytest.raises(EnvironmentFault, match=says):
+    with pytest.raises(EnvironmentFault, match=message):
         raise done.fault
 
 
-def test_workers_of_two_kinds_of_machine_are_refused_but_for_the_gpu_that_each_sees(deal):
+def test_workers_on_different_machines_are_rejected_but_may_see_different_gpus(schedule):
     gpus = {str(n): {"machine": "m1", "variable CUDA_VISIBLE_DEVICES": str(n)} for n in (1, 2)}
-    same = {name: WorkerInfo(WORDS, own, {"id": "m1"}) for name, own in gpus.items()}
-    assert deal(introduced=same).fault is None
+    same = {name: WorkerInfo(WORDS, info, {"id": "m1"}) for name, info in gpus.items()}
+    assert schedule(infos=same).fault is None
     other = {"4": WorkerInfo(WORDS, {"machine": "m2"}, {"id": "m2"})}
-    fault = deal(resume=True, introduced=other).fault
+    fault = schedule(resume=True, infos=other).fault
     assert "differs from worker 3 (node 3): machine (m1, there m2)" in fault.message
 
 
-def test_a_run_goes_on_on_other_machines_only_where_that_is_forced(deal):
-    deal(workers=1)
-    elsewhere = {
+def test_a_run_is_resumed_on_other_machines_only_with_force(schedule):
+    schedule(workers=1)
+    other_machine = {
         name: WorkerInfo(WORDS, {"machine": "m2"}, {"id": "m2"}) for name in ("2", "3", "4")
     }
-    refused = deal(resume=True, workers=1, introduced=elsewhere).fault
+    refused = schedule(resume=True, workers=1, infos=other_machine).fault
     assert isinstance(refused, UsageError) and "machine (m1, there m2)" in refused.message
-    forced = deal(resume=True, force=True, workers=1, introduced=elsewhere)
+    forced = schedule(resume=True, force=True, workers=1, infos=other_machine)
     assert forced.fault is None
     assert forced.run_dir.manifest["mixed"] == ["machine (m1, there m2)"]
 
 
-def test_weights_that_changed_since_a_run_was_begun_are_refused(deal, monkeypatch):
-    deal(workers=1)
+def test_a_resumed_run_with_changed_weights_is_rejected(schedule, monkeypatch):
+    schedule(workers=1)
     monkeypatch.setitem(MODEL, "sha256", "cd")
-    fault = deal(resume=True, workers=1).fault
+    fault = schedule(resume=True, workers=1).fault
     assert isinstance(fault, UsageError) and "the weights of target (ab then, cd" in fault.message
 
 
-def test_a_worker_that_does_not_start_is_named_with_what_to_do(deal):
-    said = WorkerLost("ModuleNotFoundError: No module named 'specbench_cli'")
-    fault = deal(introduced={"2": said}).fault
+def test_a_worker_that_does_not_start_is_an_error_with_a_hint(schedule):
+    loss = WorkerLost("ModuleNotFoundError: No module named 'specbench_cli'")
+    fault = schedule(infos={"2": loss}).fault
     assert isinstance(fault, EnvironmentFault)
     assert "worker 2 (node 2) did not start: ModuleNotFoundError" in fault.message
     assert "pip install specbench-cli==" in fault.hint
 
 
-def test_scheduling_ends_once_no_worker_has_a_method_beside_vanilla(plan, deal, monkeypatch):
+def test_scheduling_ends_if_every_worker_has_only_vanilla_left(plan, schedule, monkeypatch):
     monkeypatch.setattr(FakeWorkers, "find_near_ties", lambda *_: None)
 
-    def drops(name, names):
+    def drop_pld(name, names):
         return AssignmentResult([], [], [], {"pld": "ValueError: no"}, None, judged=False)
 
-    done = deal(fate=drops)
+    done = schedule(fate=drop_pld)
     assert done.fault is None
-    assert len(done.workers.dealt) == 2 < len(plan.questions)  # one deal for each worker
+    assert len(done.workers.assigned) == 2 < len(plan.questions)  # one assignment for each worker
     assert "only vanilla is left: the run ends" in "".join(done.view.notes)
     assert done.run_dir.manifest["dropped"] == {"pld": "ValueError: no"}
 
 
-def test_a_worker_that_dropped_all_methods_leaves_the_rest_to_the_others(plan, deal):
-    def drops(name, names):
+def test_a_worker_that_dropped_all_methods_gets_no_more_prompts(plan, schedule):
+    def drop_pld(name, names):
         if name == "1":
             return AssignmentResult([], [], [], {"pld": "ValueError: no"}, None, judged=False)
         return None
 
-    done = deal(fate=drops)
-    assert [name for name, *_ in done.workers.dealt].count("1") == 1
-    assert len(done.workers.dealt) == len(plan.questions)
+    done = schedule(fate=drop_pld)
+    assert [name for name, *_ in done.workers.assigned].count("1") == 1
+    assert len(done.workers.assigned) == len(plan.questions)
 
 
-def test_what_a_worker_refuses_is_told_as_its_own(deal):
-    fault = deal(introduced={"1": UsageError("no such task file: own.jsonl", "ls")}).fault
+def test_an_error_of_a_worker_has_its_name(schedule):
+    fault = schedule(infos={"1": UsageError("no such task file: own.jsonl", "ls")}).fault
     assert isinstance(fault, UsageError)
     assert (fault.message, fault.hint) == (
         "worker 1 (node 1): no such task file: own.jsonl",
@@ -321,12 +334,12 @@ def test_what_a_worker_refuses_is_told_as_its_own(deal):
 
 
 def node(address, cpus=0, gpus=0, *, alive=True):
-    held = {"CPU": float(cpus), "GPU": float(gpus)}
+    resources = {"CPU": float(cpus), "GPU": float(gpus)}
     return {
         "Alive": alive,
         "NodeID": f"id of {address}",
         "NodeManagerAddress": address,
-        "Resources": {name: n for name, n in held.items() if n},
+        "Resources": {name: n for name, n in resources.items() if n},
     }
 
 
@@ -347,13 +360,13 @@ def test_a_worker_gets_a_gpu_or_all_of_a_nodes_cpus(nodes, device, expected):
     assert found == expected
 
 
-def test_a_cluster_without_such_a_device_is_told_with_what_it_has():
+def test_a_cluster_without_the_device_is_an_error_with_its_devices():
     with pytest.raises(EnvironmentFault, match=r"--device cuda: .* \(a: 4 CPUs, 0 GPUs\)") as fault:
         list_devices([node("a", 4)], "cuda")
     assert "--num-gpus=1" in fault.value.hint
 
 
-def test_without_ray_the_extra_is_named(monkeypatch):
+def test_a_missing_ray_package_is_an_error_with_a_hint(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EnvironmentFault, match="'ray' is not installed") as fault, connect():
         pass
@@ -362,7 +375,7 @@ def test_without_ray_the_extra_is_named(monkeypatch):
 
 @pytest.fixture
 def unreachable(monkeypatch):
-    """A Ray that finds no cluster."""
+    """A Ray module that finds no cluster."""
 
     def init(**_):
         raise ConnectionError("Could not find any running Ray instance. Please start one.")
@@ -372,7 +385,7 @@ def unreachable(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
-def test_a_cluster_that_cannot_be_found_is_one_error_with_what_to_type(unreachable):
+def test_a_cluster_that_cannot_be_found_is_an_error_with_a_hint(unreachable):
     with pytest.raises(EnvironmentFault) as fault, connect():
         pass
     assert fault.value.message == (
@@ -381,7 +394,7 @@ def test_a_cluster_that_cannot_be_found_is_one_error_with_what_to_type(unreachab
     assert fault.value.hint.startswith("ray start --head")
 
 
-def test_an_address_where_nobody_listens_is_told_at_once(unreachable, monkeypatch):
+def test_an_unreachable_cluster_address_is_an_error(unreachable, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = "127.0.0.1:{1}".format(*closed.getsockname())
     monkeypatch.setenv("RAY_ADDRESS", address)
@@ -389,7 +402,7 @@ def test_an_address_where_nobody_listens_is_told_at_once(unreachable, monkeypatc
         pass
 
 
-def test_what_rays_threads_print_is_kept_from_stdout(capsys):
+def test_output_of_ray_threads_is_kept_from_stdout(capsys):
     ours = _FilteredStdout(sys.stdout)
     print("a result", file=ours)
     noise = threading.Thread(target=lambda: print("raylet", file=ours), name="ray_listen")
@@ -398,14 +411,14 @@ def test_what_rays_threads_print_is_kept_from_stdout(capsys):
     assert capsys.readouterr().out == "a result\n"
 
 
-def test_of_rays_long_messages_the_missing_module_is_told():
+def test_missing_module_is_extracted_from_a_long_ray_message():
     text = "The actor died.\n  trace\nModuleNotFoundError: No module named 'x'\n"
     assert _missing_module(text) == "ModuleNotFoundError: No module named 'x'"
     assert _missing_module("The node died.\n more") is None
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"load": "poisson:2"}, "omit load poisson:2"),
         ({"tune": 4}, "omit tune: tune with --executor local"),
@@ -413,24 +426,24 @@ def test_of_rays_long_messages_the_missing_module_is_told():
         ({"device": "cuda:1"}, "omit device cuda:1"),
     ],
 )
-def test_what_is_one_machines_is_refused(given, says):
-    with pytest.raises(ValueError, match=says):
+def test_options_for_one_machine_are_rejected(given, message):
+    with pytest.raises(ValueError, match=message):
         RunConfig(methods=["vanilla"], executor="ray", **given)
 
 
-def test_rows_that_learn_from_prompt_to_prompt_are_refused():
+def test_methods_that_learn_from_prompt_to_prompt_are_rejected():
     config = RunConfig(methods=["vanilla", "suffix"], executor="ray", limit=1)
     with pytest.raises(UsageError, match="suffix learns from earlier prompts"):
         make_plan(config)
 
 
-def test_runs_that_take_turns_are_of_one_machine(plan, tmp_path, log):
+def test_in_turn_is_rejected_with_cluster_workers(plan, tmp_path, log):
     run_dir = RunDir.create(tmp_path / "run", build_manifest(plan, {}))
     with pytest.raises(UsageError, match="--in-turn"):
         execute.measure_run(plan, run_dir, log(), in_turn=tmp_path / "turns")
 
 
-def test_what_is_said_of_the_machine_is_the_workers(plan):
+def test_machine_facts_come_from_the_workers(plan):
     assert not machine_facts().keys() & build_manifest(plan, {})["program"].keys()
     local = replace(plan, config=plan.config.model_copy(update={"executor": "local"}))
     assert machine_facts().keys() <= build_manifest(local, {})["program"].keys()

@@ -1,4 +1,4 @@
-"""Figures as a reader meets them: every word inside the paper and clear of the others, in grey."""
+"""Figure data of simulated runs, and checks of legible text and of colours in grey."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _styled():
 
 @pytest.fixture(scope="session")
 def computed(synthetic) -> Callable:
-    """Records of made-up methods and their summary, computed once."""
+    """Return a cached function that makes records of simulated methods and their summary."""
 
     @functools.cache
     def make(fakes, prompts, aa_noise):
@@ -37,14 +37,14 @@ def computed(synthetic) -> Callable:
 
 
 @pytest.fixture
-def cells_of(computed, manifest) -> Callable[..., FigureData]:
-    """The cells of made-up methods, free to change."""
+def make_figure_data(computed, manifest) -> Callable[..., FigureData]:
+    """Return a function that makes figure data of simulated methods. A test may change it."""
 
     def make(fakes, prompts=24, aa_noise=None):
         records, summary = computed(tuple(fakes), prompts, aa_noise)
         own = {row.label: [r for r in records if r.label == row.label] for row in summary.rows}
         first = [_traced(r) for r in records if r.prompt_id == records[0].prompt_id]
-        light = {
+        summary_records = {
             label: [
                 replace(r, forwards=None, output_ids=None, origin=None, ns=replace(r.ns))
                 for r in some
@@ -52,13 +52,13 @@ def cells_of(computed, manifest) -> Callable[..., FigureData]:
             for label, some in own.items()
         }
         lengths = {(r.prompt_id, r.turn): 40 + 20 * i for i, r in enumerate(own["vanilla"])}
-        return FigureData(summary, manifest, light, lengths, first)
+        return FigureData(summary, manifest, summary_records, lengths, first)
 
     return make
 
 
 def _traced(record):
-    """A record with a trace: a draft forward a level and a verification, every step."""
+    """Return the record with a trace: the draft forwards and the verification of each step."""
     kinds = [
         ForwardKind("target", "verify", 0, 1, (0, 8)),
         ForwardKind("draft", "draft", 0, 1, (0, 2)),
@@ -78,7 +78,7 @@ def _traced(record):
 
 @pytest.fixture
 def many(synthetic) -> list:
-    """Vanilla and thirteen methods, some of them with long labels, one lossy, one a peer."""
+    """Vanilla and thirteen methods: some with long labels, one lossy, one of another engine."""
     sweeps = [
         synthetic.Fake(f"sps length={k}", "sps", k, 0.7, 1 + 0.04 * k, 0.12) for k in range(1, 9)
     ]
@@ -93,40 +93,40 @@ def many(synthetic) -> list:
     ]
 
 
-def words(figure: Figure) -> list[Text]:
-    """The words that a figure shows; ticks beyond an axis' limits are words too, never drawn."""
+def visible_texts(figure: Figure) -> list[Text]:
+    """Return the visible text of a figure, without tick labels outside the limits of an axis."""
     figure.draw_without_rendering()
     axes = [(each.xaxis, each.yaxis) for each in figure.axes]
     ticks = {tick for pair in axes for axis in pair for tick in axis.get_major_ticks()}
     drawn = {tick for pair in axes for axis in pair for tick in axis._update_ticks()}
     ticks |= {tick for pair in axes for axis in pair for tick in axis.majorTicks + axis.minorTicks}
-    hidden = {word for tick in ticks - drawn for word in (tick.label1, tick.label2)}
+    hidden = {text for tick in ticks - drawn for text in (tick.label1, tick.label2)}
     found = set(figure.findobj(Text)) - hidden
-    return [word for word in found if word.get_visible() and word.get_text().strip()]
+    return [text for text in found if text.get_visible() and text.get_text().strip()]
 
 
 @pytest.fixture
 def check_legible() -> Callable[[Figure], None]:
-    """Fails where words leave the paper, lie on each other or are too small to read."""
+    """Return a check that fails if text is outside the figure, overlaps, or is too small."""
 
     def check(figure: Figure) -> None:
         renderer = figure.canvas.get_renderer()
-        boxes = [(word, Text.get_window_extent(word, renderer)) for word in words(figure)]
+        boxes = [(text, Text.get_window_extent(text, renderer)) for text in visible_texts(figure)]
         assert boxes
-        for word, box in boxes:
-            assert word.get_fontsize() >= 5, word.get_text()
+        for text, box in boxes:
+            assert text.get_fontsize() >= 5, text.get_text()
             inside = box.x0 >= 0 and box.y0 >= 0
-            assert inside and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, word.get_text()
-        for (one, a), (other, b) in itertools.combinations(boxes, 2):
+            assert inside and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1, text.get_text()
+        for (text_a, a), (other_colour, b) in itertools.combinations(boxes, 2):
             overlap = a.shrunk(0.96, 0.7).overlaps(b.shrunk(0.96, 0.7))
-            assert not overlap, (one.get_text(), other.get_text())
+            assert not overlap, (text_a.get_text(), other_colour.get_text())
 
     return check
 
 
 @pytest.fixture
 def luminance() -> Callable[[object], float]:
-    """How light a colour is in print, 0 to 1 (Rec. 709)."""
+    """Return a function from a colour to its luminance, 0 to 1 (Rec. 709)."""
 
     def measure(colour) -> float:
         r, g, b = to_rgb(colour)
@@ -137,11 +137,14 @@ def luminance() -> Callable[[object], float]:
 
 @pytest.fixture
 def check_grey(luminance) -> Callable[[Sequence[tuple[object, object]]], None]:
-    """Fails where two looks, each a colour and what else tells it apart, are one in grey."""
+    """Return a check that fails if two styles look the same in grey.
 
-    def check(looks) -> None:
-        for (colour, mark), (other, its) in itertools.combinations(looks, 2):
-            apart = abs(luminance(colour) - luminance(other)) >= 0.15
-            assert apart or mark != its, (colour, other, mark)
+    A style is a colour and a mark, e.g. a marker or a hatch.
+    """
+
+    def check(styles) -> None:
+        for (colour, mark), (other_colour, other_mark) in itertools.combinations(styles, 2):
+            colours_differ = abs(luminance(colour) - luminance(other_colour)) >= 0.15
+            assert colours_differ or mark != other_mark, (colour, other_colour, mark)
 
     return check

@@ -1,4 +1,4 @@
-"""The figure of lossy rows: accuracy against speed, controls beside what they control."""
+"""Tests of the frontier figure: accuracy against speed of lossy methods and random controls."""
 
 from dataclasses import replace
 
@@ -12,8 +12,8 @@ EPSILONS = (0.05, 0.3)
 
 
 @pytest.fixture
-def made(synthetic, manifest):
-    """Typical acceptance at two settings, each with its random control, and the draft alone."""
+def make_summary(synthetic, manifest):
+    """Return a function that summarises typical acceptance at two settings, with controls."""
 
     def make(*, scored=True):
         def fake(label, method):
@@ -24,9 +24,9 @@ def made(synthetic, manifest):
         random = [fake(f"random for {each.label}", "random-accept") for each in lossy]
         records = synthetic.records([synthetic.vanilla, synthetic.sps, *lossy, *random], prompts=12)
         for record in records:
-            at = int(record.prompt_id.partition("/")[2])
-            wrong = record.label.startswith("random") and at % 3 == 0
-            record.score = float(not wrong) if scored else None
+            index = int(record.prompt_id.partition("/")[2])
+            is_wrong = record.label.startswith("random") and index % 3 == 0
+            record.score = float(not is_wrong) if scored else None
             if record.label.startswith("random"):
                 like = record.label.removeprefix("random for ")
                 record.params = Params({}, {"length": 5, "like": like, "rate": 0.3})
@@ -36,8 +36,8 @@ def made(synthetic, manifest):
     return make
 
 
-def test_each_method_is_a_line_and_its_random_controls_another(made, check_legible):
-    figure = frontier.draw(made())
+def test_a_method_and_its_random_controls_are_two_lines(make_summary, check_legible):
+    figure = frontier.draw(make_summary())
     (axes,) = figure.axes
     named = {each.get_label(): each for each in axes.containers[:-1]}
     assert list(named) == ["typical", "typical, at random"]
@@ -49,8 +49,8 @@ def test_each_method_is_a_line_and_its_random_controls_another(made, check_legib
     check_legible(figure)
 
 
-def test_without_times_speed_is_counted_in_forwards(made):
-    summary = made()
+def test_without_times_speed_is_tokens_per_forward(make_summary):
+    summary = make_summary()
     lossy = tuple(replace(row, speedup=None) for row in summary.lossy)
     figure = frontier.draw(replace(summary, lossy=lossy))
     assert figure.axes[0].get_xlabel() == "tokens per target forward"
@@ -60,25 +60,27 @@ def test_without_times_speed_is_counted_in_forwards(made):
     )
 
 
-def test_where_forwards_are_parts_speed_is_counted_by_their_work(made):
-    summary = made()
+def test_with_partial_forwards_speed_is_tokens_per_work(make_summary):
+    summary = make_summary()
     lossy = tuple(
         replace(row, speedup=None, work=row.verification_rate / 2) for row in summary.lossy
     )
     figure = frontier.draw(replace(summary, lossy=lossy))
     assert figure.axes[0].get_xlabel() == "tokens per work of a full target forward"
     plain = figure.axes[0].containers[0].lines[0]
-    due = sorted(2 * row.per_forward for row in lossy if row.method == "typical")
-    assert sorted(plain.get_xdata()) == pytest.approx(due)
+    expected = sorted(2 * row.per_forward for row in lossy if row.method == "typical")
+    assert sorted(plain.get_xdata()) == pytest.approx(expected)
 
 
-def test_a_choice_that_a_word_names_is_a_line_of_its_own_and_a_coin_is_hollow(made):
-    summary = made()
-    asked = [{"fill": fill, "gate": gate, "head": "auto"}
+def test_each_named_setting_is_a_line_and_random_ones_are_hollow(make_summary):
+    summary = make_summary()
+    settings = [{"fill": fill, "gate": gate, "head": "auto"}
              for fill in ("copy", "none") for gate in ("predictor", "random")]  # fmt: skip
     lossy = tuple(
-        replace(summary.lossy[0], label=f"specee {at}", method="specee", control=False, params=each)
-        for at, each in enumerate(asked)
+        replace(
+            summary.lossy[0], label=f"specee {index}", method="specee", control=False, params=each
+        )
+        for index, each in enumerate(settings)
     )
     axes = frontier.draw(replace(summary, lossy=lossy)).axes[0]
     named = {each.get_label(): each for each in axes.containers[:-1]}
@@ -88,8 +90,11 @@ def test_a_choice_that_a_word_names_is_a_line_of_its_own_and_a_coin_is_hollow(ma
     assert [face == "white" for face in faces] == [False, True, False, True]
 
 
-def test_without_scores_there_is_no_figure_and_no_speedup(made):
-    summary = made(scored=False)
+def test_without_scores_there_is_no_figure_and_no_speedup(make_summary):
+    summary = make_summary(scored=False)
     assert frontier.draw(summary) is None
     assert {row.speedup for row in summary.lossy} == {None}
-    assert all("it is lossy, and of no two clusters" in row.speedup_note for row in summary.lossy)
+    assert all(
+        "it is lossy, and fewer than two questions were scored" in row.speedup_note
+        for row in summary.lossy
+    )

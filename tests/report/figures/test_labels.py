@@ -1,4 +1,4 @@
-"""Words beside points stay clear of the points and of each other, of kept runs too."""
+"""Tests that point labels overlap neither points nor each other, also for the reference runs."""
 
 from __future__ import annotations
 
@@ -26,25 +26,29 @@ from specbench_cli.summary.summary import Summary
 
 REFERENCE = Path(__file__).parents[3] / "results/reference"
 _RADIUS = 2.2
-"""Points of paper; of the marks of `cost` and `pareto`."""
+"""Radius of the markers of `cost` and `pareto`, in points."""
 
 
 def misplaced(figure: Figure) -> list[tuple[str, str]]:
-    """The words beside points that lie on another word or on a point, or that leave their axes."""
+    """Return the labels that overlap a label or a point, or are outside their axes."""
     figure.draw_without_rendering()
     renderer, found = figure.canvas.get_renderer(), list[tuple[str, str]]()
     radius = _RADIUS * figure.dpi / 72
     for axes in figure.axes:
-        # of an annotation alone: its own extent has the line that leads to its point in it
+        # Text's method: that of an annotation would include the line to its point.
         boxes = [(text, Text.get_window_extent(text, renderer)) for text in axes.texts]
         marks = [line for line in axes.lines if line.get_marker() in [*style.MARKERS]]
-        points = [axes.transData.transform(at) for each in marks for at in each.get_xydata()]
+        points = [
+            axes.transData.transform(points) for each in marks for points in each.get_xydata()
+        ]
         for (text, a), (other, b) in itertools.combinations(boxes, 2):
             found += [(text.get_text(), other.get_text())] * bool(a.overlaps(b))
         for text, box in boxes:
-            if text.get_path_effects():  # the words of `write_beside` have a halo
+            if text.get_path_effects():  # only point labels have a halo
                 wide = box.padded(radius)
-                found += [(text.get_text(), "a point") for at in points if wide.contains(*at)]
+                found += [
+                    (text.get_text(), "a point") for points in points if wide.contains(*points)
+                ]
                 ends = (box.x0, box.y0), (box.x1, box.y1)
                 inside = all(axes.bbox.contains(*end) for end in ends)
                 found += [(text.get_text(), "an edge")] * (not inside)
@@ -52,8 +56,8 @@ def misplaced(figure: Figure) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module", params=["default-2cores", "trees-2cores", "methods-2cores"])
-def kept(request) -> FigureData:
-    """A kept run of 5, 17 or 45 rows; of the last two figures of rows alone can be drawn."""
+def reference_run(request) -> FigureData:
+    """The figure data of a reference run. Without its records, only the summary is available."""
     folder = REFERENCE / request.param
     if (folder / "records.jsonl").exists():
         return FigureData.from_report(read_report_data(RunDir.open(folder)))
@@ -62,7 +66,7 @@ def kept(request) -> FigureData:
 
 
 def from_csv(file: Path) -> Summary:
-    """The rows of a `summary.csv`; what an older one lacks is none."""
+    """Return the summary in a `summary.csv`. Columns that an older file lacks are None."""
     kinds = get_type_hints(MethodSummary)
     scopes: dict[str, list[MethodSummary]] = {}
     with file.open(encoding="utf-8") as lines:
@@ -77,31 +81,33 @@ def from_csv(file: Path) -> Summary:
     return Summary(lossless, lossy, {k: tuple(v) for k, v in scopes.items()}, {}, 1, None, None)
 
 
-def _value(written: str, kind: type, name: str) -> object:
+def _value(text: str, kind: type, name: str) -> object:
     if name == "acceptance_by_position":
-        return tuple(map(float, written.split()))
+        return tuple(map(float, text.split()))
     if name == "params":
         return {}
-    if not written:
+    if not text:
         return None
     kind = next((part for part in get_args(kind) if part is not NoneType), kind)
-    return written == "True" if kind is bool else kind(written)
+    return text == "True" if kind is bool else kind(text)
 
 
-def test_no_word_of_a_kept_run_lies_on_another_or_on_a_point(kept, check_legible):
-    figure = cost.draw(kept)
+def test_labels_of_a_reference_run_do_not_overlap(reference_run, check_legible):
+    figure = cost.draw(reference_run)
     assert misplaced(figure) == []
     check_legible(figure)
     assert {text.get_text() for text in figure.axes[0].texts} >= {
-        style.shorten(row.label) for row in kept.summary.rows if row.decode_speedup and row.mat
+        style.shorten(row.label)
+        for row in reference_run.summary.rows
+        if row.decode_speedup and row.mat
     }
     for draw in (speedup.draw, waterfall.draw, prompts.draw):
-        figure = draw(kept.summary if draw is speedup.draw else kept)
+        figure = draw(reference_run.summary if draw is speedup.draw else reference_run)
         if figure is not None:
             check_legible(figure)
 
 
-def test_no_word_of_a_kept_sweep_lies_on_another_or_on_a_point(check_legible):
+def test_labels_of_a_reference_sweep_do_not_overlap(check_legible):
     folder = REFERENCE / "lengths-2cores"
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     figure = pareto.draw(find_sweep(from_csv(folder / "summary.csv"), manifest))
@@ -109,21 +115,21 @@ def test_no_word_of_a_kept_sweep_lies_on_another_or_on_a_point(check_legible):
     check_legible(figure)
 
 
-def test_words_at_near_points_do_not_overlap_and_stay_inside():
+def test_labels_of_close_points_do_not_overlap_and_stay_inside():
     figure = style.new_figure(3, 3)
     axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
     axes.set(xlim=(0, 1), ylim=(0, 1))
-    at = [(0.5 + n / 100, 0.5) for n in range(4)] + [(1, 0.9)]
-    axes.plot(*zip(*at, strict=True), "o")
-    place_labels(axes, [PointLabel(f"word {n}", point, "black") for n, point in enumerate(at)])
-    assert len(axes.texts) == len(at) and misplaced(figure) == []
+    points = [(0.5 + n / 100, 0.5) for n in range(4)] + [(1, 0.9)]
+    axes.plot(*zip(*points, strict=True), "o")
+    place_labels(axes, [PointLabel(f"word {n}", point, "black") for n, point in enumerate(points)])
+    assert len(axes.texts) == len(points) and misplaced(figure) == []
 
 
-def test_many_words_are_written_in_seconds():
+def test_many_labels_are_placed_in_seconds():
     figure = style.new_figure(6, 6)
     axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
-    at = [(n % 16 / 16, n // 16 / 8) for n in range(128)]
-    began = time.process_time()
-    place_labels(axes, [PointLabel(f"word {n}", point, "black") for n, point in enumerate(at)])
+    points = [(n % 16 / 16, n // 16 / 8) for n in range(128)]
+    start = time.process_time()
+    place_labels(axes, [PointLabel(f"word {n}", point, "black") for n, point in enumerate(points)])
     assert len(axes.texts) == 128
-    assert time.process_time() - began < 15  # 35 s where every order is tried to its end
+    assert time.process_time() - start < 15  # trying every order to its end takes 35 s

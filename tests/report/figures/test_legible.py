@@ -1,5 +1,4 @@
-"""Every figure, with few rows and many, short labels and long: words inside the paper, none on
-another."""
+"""Tests that every figure is legible, with few and many methods, and short and long labels."""
 
 from __future__ import annotations
 
@@ -21,10 +20,12 @@ from specbench_cli.report.figures import (
 from specbench_cli.report.figures.drawing import style
 
 
-def seen_of(cells):
-    """The figure where all rows but vanilla learn from prompt to prompt."""
-    own = (replace(row, state_scope="run") for row in cells.summary.lossless)
-    return prompts_seen.draw(replace(cells, summary=replace(cells.summary, lossless=tuple(own))))
+def draw_prompts_seen(figure_data):
+    """Return the figure of methods that learn from prompt to prompt, with all methods learning."""
+    own = (replace(row, state_scope="run") for row in figure_data.summary.lossless)
+    return prompts_seen.draw(
+        replace(figure_data, summary=replace(figure_data.summary, lossless=tuple(own)))
+    )
 
 
 FIGURES = {
@@ -35,27 +36,29 @@ FIGURES = {
     "lengths": lengths.draw,
     "positions": acceptance.draw_levels,
     "prompts": prompts.draw,
-    "seen": seen_of,
-    "speedup": lambda cells: speedup.draw(cells.summary),
+    "seen": draw_prompts_seen,
+    "speedup": lambda figure_data: speedup.draw(figure_data.summary),
     "waterfall": waterfall.draw,
 }
 
 
 @pytest.fixture(params=[3, 14])
-def cells(request, cells_of, many):
-    return cells_of(many[: request.param], aa_noise=0.02)
+def figure_data(request, make_figure_data, many):
+    return make_figure_data(many[: request.param], aa_noise=0.02)
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_words_are_inside_a_column_and_clear_of_each_other(cells, check_legible, name):
-    figure = FIGURES[name](cells)
+def test_text_is_inside_a_column_without_overlap(figure_data, check_legible, name):
+    figure = FIGURES[name](figure_data)
     assert figure.get_size_inches()[0] == style.COLUMN_IN
     check_legible(figure)
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_one_method_beside_vanilla_makes_a_figure_too(cells_of, synthetic, check_legible, name):
-    figure = FIGURES[name](cells_of([synthetic.vanilla, synthetic.sps]))
+def test_figures_of_one_method_and_vanilla_are_legible(
+    make_figure_data, synthetic, check_legible, name
+):
+    figure = FIGURES[name](make_figure_data([synthetic.vanilla, synthetic.sps]))
     if name == "lengths":
         assert figure is None
     else:
@@ -63,14 +66,16 @@ def test_one_method_beside_vanilla_makes_a_figure_too(cells_of, synthetic, check
 
 
 @pytest.mark.parametrize("name", ["speedup", "lanes"])
-def test_figures_of_vanilla_alone_are_legible(cells_of, synthetic, check_legible, name):
-    check_legible(FIGURES[name](cells_of([synthetic.vanilla])))
+def test_figures_of_vanilla_alone_are_legible(make_figure_data, synthetic, check_legible, name):
+    check_legible(FIGURES[name](make_figure_data([synthetic.vanilla])))
 
 
-def test_all_parts_of_the_waterfall_have_room_in_its_legend(cells_of, synthetic, check_legible):
-    found = cells_of([synthetic.vanilla, synthetic.sps])
+def test_legend_of_a_waterfall_with_all_parts_is_legible(
+    make_figure_data, synthetic, check_legible
+):
+    found = make_figure_data([synthetic.vanilla, synthetic.sps])
     for record in found.records["sps"]:
-        hidden = record.ns.draft // 2  # of a draft beside the target
+        hidden = record.ns.draft // 2  # the draft model runs in parallel with the target
         record.ns.decode -= hidden
         record.ns.learn = record.ns.total
         record.ns.total += record.ns.learn - hidden

@@ -1,4 +1,4 @@
-"""The HTML report in a real browser: Debian's chromium, driven over its own network log.
+"""Tests of the HTML report in a real browser, Debian's chromium.
 
 Needs chromium, chromium-driver, and axe-core: npm ci --prefix tests/browser
 """
@@ -42,15 +42,15 @@ def browser(tmp_path_factory):
 
 
 class Page:
-    """The report, opened."""
+    """The report, opened in the browser."""
 
     def __init__(self, driver, file: Path) -> None:
         self.driver = driver
         self.url = file.as_uri()
-        self.look()
+        self.reload()
 
-    def look(self, width: int = 1280, *, dark: bool = False, media: str = "screen") -> None:
-        """Open it anew: so wide, in dark or light, on a screen or on paper."""
+    def reload(self, width: int = 1280, *, dark: bool = False, media: str = "screen") -> None:
+        """Reload the page with this width, colour scheme and medium ("screen" or "print")."""
         features = [
             {"name": "prefers-color-scheme", "value": "dark" if dark else "light"},
             {"name": "prefers-reduced-motion", "value": "reduce"},
@@ -67,7 +67,7 @@ class Page:
         return self.driver.execute_script(script, *arguments)
 
     def settle(self) -> None:
-        """Wait until what was done has been drawn."""
+        """Wait until the browser has drawn the last change."""
         self.driver.execute_async_script(
             "requestAnimationFrame(() => requestAnimationFrame(arguments[0]))"
         )
@@ -84,7 +84,7 @@ class Page:
             selector, name,
         )  # fmt: skip
 
-    def shown(self, table: str, column: int) -> list[str]:
+    def visible_values(self, table: str, column: int) -> list[str]:
         return self.js(
             "return [...document.querySelectorAll(`#table-${arguments[0]} tbody tr:not([hidden])`)]"
             ".map((row) => row.cells[arguments[1]].dataset.value ?? '')",
@@ -92,7 +92,7 @@ class Page:
         )  # fmt: skip
 
     def violations(self) -> list[str]:
-        """What axe-core has against the page as it is, all sections open."""
+        """Return the accessibility violations that axe-core finds, with all sections open."""
         self.js("for (const each of document.querySelectorAll('details')) each.open = true")
         self.js(AXE.read_text(encoding="utf-8"))
         found = self.driver.execute_async_script(
@@ -107,7 +107,7 @@ class Page:
 
 @pytest.fixture
 def shots(tmp_path) -> Path:
-    """Where screenshots go: $SPECBENCH_SCREENSHOTS, if there is one."""
+    """The folder for screenshots: $SPECBENCH_SCREENSHOTS, or a temporary folder."""
     folder = Path(os.environ.get("SPECBENCH_SCREENSHOTS", tmp_path / "screenshots"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -115,7 +115,7 @@ def shots(tmp_path) -> Path:
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, Path]:
-    """The page, made once: its text is the same every time."""
+    """The files that the fixtures write once per module, by name."""
     return {}
 
 
@@ -127,16 +127,16 @@ def page(browser, files, make_run, tmp_path) -> Page:
     return Page(browser, files["page"])
 
 
-def test_page_is_quiet_and_loads_nothing(page):
+def test_page_logs_nothing_and_loads_nothing(page):
     assert page.js("return document.readyState") == "complete"
     assert page.driver.get_log("browser") == []
     events = [json.loads(each["message"])["message"] for each in page.driver.get_log("performance")]
     sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
-    # What the browser's own first tab asks for is not the page's.
-    asked = {each["request"]["url"] for each in sent if each["documentURL"] == page.url}
-    assert page.url in asked
-    assert {url.split(":")[0] for url in asked} <= {"file", "data"}
-    assert [url for url in asked if url.startswith("file:")] == [page.url]
+    # The requests of the browser's own first tab are ignored.
+    urls = {each["request"]["url"] for each in sent if each["documentURL"] == page.url}
+    assert page.url in urls
+    assert {url.split(":")[0] for url in urls} <= {"file", "data"}
+    assert [url for url in urls if url.startswith("file:")] == [page.url]
 
 
 def test_model_output_is_shown_as_text(page):
@@ -153,42 +153,42 @@ def test_headings_sort_by_click_and_by_key(page):
     column = 2
     heading = f"#table-overall-lossless th:nth-child({column + 1})"
     page.find(f"{heading} button").click()
-    down = [float(each) for each in page.shown("overall-lossless", column) if each]
-    assert down == sorted(down, reverse=True) and len(down) > 3
+    descending = [float(each) for each in page.visible_values("overall-lossless", column) if each]
+    assert descending == sorted(descending, reverse=True) and len(descending) > 3
     assert page.find(heading).get_attribute("aria-sort") == "descending"
     page.find(f"{heading} button").send_keys(Keys.ENTER)
     assert page.find(heading).get_attribute("aria-sort") == "ascending"
-    up = page.shown("overall-lossless", column)
-    assert [float(each) for each in up if each] == sorted(down)
-    assert not any(up[len(down) :]), "rows without a figure come last"
+    ascending = page.visible_values("overall-lossless", column)
+    assert [float(each) for each in ascending if each] == sorted(descending)
+    assert not any(ascending[len(descending) :]), "rows without a figure come last"
     page.find("#table-overall-lossless th:nth-child(2) button").click()
-    names = page.shown("overall-lossless", 1)
+    names = page.visible_values("overall-lossless", 1)
     assert names == sorted(names, key=str.lower)
     assert len(page.all("#table-overall-lossless th[aria-sort]")) == 1
 
 
-def test_rows_are_filtered_by_words_and_by_choice(page):
+def test_rows_are_filtered_by_text_and_by_selection(page):
     from selenium.webdriver.support.ui import Select
 
     section = "[data-table=family-lossless]"
-    everything = len(page.shown("family-lossless", 0))
+    everything = len(page.visible_values("family-lossless", 0))
     Select(page.find(f"{section} select")).select_by_visible_text("qa")
-    assert set(page.shown("family-lossless", 0)) == {"qa"}
+    assert set(page.visible_values("family-lossless", 0)) == {"qa"}
     page.find(f"{section} input").send_keys("sps")
-    assert page.shown("family-lossless", 3) == ["sps"]
+    assert page.visible_values("family-lossless", 3) == ["sps"]
     assert page.find(f"{section} output").text == f"1 of {everything} rows"
     Select(page.find("[data-table=overall-lossless] select")).select_by_visible_text("peer")
-    assert page.shown("overall-lossless", 1) == ["hf:vanilla"]
+    assert page.visible_values("overall-lossless", 1) == ["hf:vanilla"]
 
 
-def test_pointer_and_keyboard_show_how_a_token_came_to_be(page):
+def test_pointer_and_keyboard_show_the_details_of_a_token(page):
     from selenium.webdriver import ActionChains, Keys
 
     tip = page.find("#tip")
     assert not tip.is_displayed()
     token = page.find(".column .token.accepted")
     page.js("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", token)
-    page.settle()  # scrolling hides the tip, and is told a frame later
+    page.settle()  # scrolling hides the tip one frame later
     ActionChains(page.driver).move_to_element(token).perform()
     for words in ("accepted", "probability", "step", "committed", " ms", "since the start"):
         assert words in tip.text
@@ -208,13 +208,13 @@ def test_pointer_and_keyboard_show_how_a_token_came_to_be(page):
     assert len(page.all(".tokens:first-of-type .token[tabindex='0']")) == len(page.all(".tokens"))
 
 
-def test_methods_stand_side_by_side_and_trees_are_drawn(page):
+def test_methods_are_shown_in_columns_with_their_trees(page):
     boxes = {box.get_attribute("value"): box for box in page.all("#viewer input[type=checkbox]")}
     for label, box in boxes.items():
         if box.is_selected() != (label in ("vanilla", "tree", "hf:vanilla")):
             box.click()
-    shown = [each.get_attribute("aria-label").split(",")[0] for each in page.all(".column")]
-    assert shown == ["tree", "vanilla", "hf:vanilla"]
+    labels = [each.get_attribute("aria-label").split(",")[0] for each in page.all(".column")]
+    assert labels == ["tree", "vanilla", "hf:vanilla"]
     tree = page.find("[aria-label^='tree,'] svg.tree")
     nodes = page.js(
         "return [...arguments[0].querySelectorAll('.node rect')]"
@@ -233,19 +233,19 @@ def test_methods_stand_side_by_side_and_trees_are_drawn(page):
 
 def test_dark_follows_the_system_and_the_button(page):
     light = page.style("body", "backgroundColor")
-    page.look(dark=True)
+    page.reload(dark=True)
     dark = page.style("body", "backgroundColor")
     assert dark != light and page.find("#theme").get_attribute("aria-pressed") == "true"
     page.find("#theme").click()
     assert page.style("body", "backgroundColor") == light
-    page.look()
+    page.reload()
     page.find("#theme").click()
     assert page.style("body", "backgroundColor") == dark
 
 
 def test_print_is_light_and_shows_whole_tables(page, shots):
     light = page.style("body", "color")
-    page.look(dark=True, media="print")
+    page.reload(dark=True, media="print")
     assert page.style("body", "color") == light
     assert page.style("nav", "display") == "none"
     assert page.style(".scroll", "overflow") == "visible"
@@ -257,8 +257,8 @@ def test_print_is_light_and_shows_whole_tables(page, shots):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_nobody_is_shut_out_and_nothing_is_cut(page, shots, width, dark):
-    page.look(width, dark=dark)
+def test_page_is_accessible_and_fits_the_width(page, shots, width, dark):
+    page.reload(width, dark=dark)
     scroll, client = page.js(
         "const {scrollWidth, clientWidth} = document.documentElement;"
         " return [scrollWidth, clientWidth]"
@@ -283,23 +283,23 @@ def test_nobody_is_shut_out_and_nothing_is_cut(page, shots, width, dark):
 
 @pytest.fixture
 def gallery(files, make_run, tmp_path) -> Path:
-    """A gallery of one run, made once."""
+    """A gallery of one run, written once per module."""
     if "gallery" not in files:
         machine = {"id": "aaaabbbbcccc", "hardware": {"cpu": "some CPU", "cores": 2}}
-        sound = ("vanilla", "sps", "tree", "loose", "hf:vanilla")
-        run = make_run(prompts=6, labels=sound, machine=machine)
+        labels = ("vanilla", "sps", "tree", "loose", "hf:vanilla")
+        run = make_run(prompts=6, labels=labels, machine=machine)
         files["gallery"] = publish(read_report_data(run), tmp_path / "gallery").index.parent
     return files["gallery"]
 
 
 @pytest.mark.parametrize("name", ["index.html", "runs/run/index.html"])
-def test_nobody_is_shut_out_of_a_gallery_and_nothing_is_cut(browser, gallery, shots, name):
+def test_gallery_is_accessible_and_fits_the_width(browser, gallery, shots, name):
     page = Page(browser, gallery / name)
     for width in WIDTHS:
         for dark in (False, True):
-            page.look(width, dark=dark)
+            page.reload(width, dark=dark)
             assert page.js("return document.documentElement.scrollWidth") == width
             assert page.violations() == [], (width, dark)
-            shown = f"gallery-{Path(name).parent.name or 'index'}-{width}-{dark:d}.png"
-            page.driver.save_screenshot(str(shots / shown))
+            labels = f"gallery-{Path(name).parent.name or 'index'}-{width}-{dark:d}.png"
+            page.driver.save_screenshot(str(shots / labels))
     assert page.js("return document.scripts.length") == 0

@@ -1,4 +1,4 @@
-"""What the HTML report says, and what it must not let through."""
+"""Tests of the HTML report: its contents, and the escaping of hostile text."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_page_has_no_script_but_its_own_and_loads_nothing(page):
     assert "@import" not in page
 
 
-def test_policy_names_the_very_script_and_style(page):
+def test_content_security_policy_has_the_hashes_of_script_and_style(page):
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]+)"', page)
     (style,) = re.findall("<style>(.*?)</style>", page, re.DOTALL)
     for tag, inside in (("script", Elements(page).scripts[1]), ("style", style)):
@@ -75,7 +75,7 @@ def test_policy_names_the_very_script_and_style(page):
     assert "default-src &#39;none&#39;" in policy and "unsafe" not in policy
 
 
-def test_texts_of_models_and_prompts_are_data_and_stay_whole(page):
+def test_texts_of_models_and_prompts_are_embedded_unchanged_as_data(page):
     assert "<script>alert" not in page and "<img src=x" not in page and "\u2028" not in page
     data = json.loads(Elements(page).scripts[0])
     text = "".join(data["turns"][0]["texts"][0]["pieces"])
@@ -94,10 +94,10 @@ def test_hostile_labels_and_errors_are_escaped(make_run, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["</script>", "<!--", "a & b", "\u2028\u2029", '"\\'])
-def test_embedded_json_cannot_end_its_element_and_reads_back(text):
-    said = embed_json({"text": text})
-    assert not set("<>&\u2028\u2029") & set(said)
-    assert json.loads(said) == {"text": text}
+def test_embedded_json_cannot_close_its_element_and_is_read_back(text):
+    embedded = embed_json({"text": text})
+    assert not set("<>&\u2028\u2029") & set(embedded)
+    assert json.loads(embedded) == {"text": text}
 
 
 def test_same_records_make_the_same_bytes(make_run, tmp_path):
@@ -122,7 +122,7 @@ def test_no_private_path_is_shown(make_run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("text_with_path", "expected"),
     [
         ("no file /home/a b/c", "no file a b/c"),
         ("~/x/y.json, /tmp/z", "y.json, z"),
@@ -130,16 +130,16 @@ def test_no_private_path_is_shown(make_run, tmp_path):
         ("1/2 and hf:a/b, https://h/p/q", "1/2 and hf:a/b, https://h/p/q"),
     ],
 )
-def test_absolute_paths_are_cut_to_their_names(said, shown):
-    assert hide_paths(said) == shown
+def test_absolute_paths_are_cut_to_their_names(text_with_path, expected):
+    assert hide_paths(text_with_path) == expected
 
 
-def test_lossless_lossy_and_families_have_tables_of_their_own(make_run):
+def test_lossless_lossy_and_families_have_separate_tables(make_run):
     summary = read_report_data(make_run()).summary
     lossless, lossy = overall_tables(summary)
     methods = [row[1].text for row in lossless.rows]
     assert "loose" not in methods and [row[0].text for row in lossy.rows] == ["loose"]
-    assert [head.heading for head in lossy.columns][:2] == ["method", "speedup"], "no letter"
+    assert [head.heading for head in lossy.columns][:2] == ["method", "speedup"], "no group column"
     assert (lossless.label_columns, lossy.label_columns) == (2, 1)
     assert set(methods) == {"vanilla", "sps", "tree", "pld", "hf:vanilla", "bad"}
     families = family_tables(summary)[0]
@@ -147,7 +147,7 @@ def test_lossless_lossy_and_families_have_tables_of_their_own(make_run):
     assert all(len(row) == len(families.columns) for row in families.rows)
 
 
-def test_sweep_has_a_table_by_parameter(make_run, tmp_path):
+def test_sweep_has_a_table_with_its_parameter(make_run, tmp_path):
     run = make_run(labels=("vanilla", "sps", "pld"), prompts=6)
     run.manifest["config"]["effective"] |= {
         "sweep": {"sps": {"length": [5, 7]}},
@@ -159,23 +159,23 @@ def test_sweep_has_a_table_by_parameter(make_run, tmp_path):
     assert ">length</th>" in table
 
 
-def test_every_mismatch_is_listed_with_place_and_gap(make_run):
+def test_every_mismatch_is_listed_with_position_and_gap(make_run):
     (differing,) = incident_tables(read_report_data(make_run()).incidents, 500)
     assert len(differing.rows) == 6
-    assert [cell.text for cell in differing.rows[0]][4:7] == ["mismatch", "9", "1.250000"]
+    assert [output.text for output in differing.rows[0]][4:7] == ["mismatch", "9", "1.250000"]
 
 
-def test_prompts_that_differ_come_first_then_one_of_each_family(make_run):
+def test_viewer_has_differing_prompts_first_then_one_per_family(make_run):
     reading = read_report_data(make_run(prompts=24))
-    kept, reading.incidents.differing = reading.incidents.differing, []
-    reading.incidents.differing += [cell for cell in kept if cell[1] == "mini/20"]
+    all_outputs, reading.incidents.differing = reading.incidents.differing, []
+    reading.incidents.differing += [output for output in all_outputs if output[1] == "mini/20"]
     turns = make_viewer_data(reading, None).content["turns"]
     assert turns[0]["id"] == "mini/20"
     assert len({turn["family"] for turn in turns[1:7]}) == 6
-    assert sorted(turn["id"] for turn in turns) == sorted({cell[1] for cell in kept})
+    assert sorted(turn["id"] for turn in turns) == sorted({output[1] for output in all_outputs})
 
 
-def test_viewer_stays_within_its_budget_and_says_how_much_it_shows(make_run):
+def test_viewer_stays_within_its_budget_and_counts_its_prompts(make_run):
     reading = read_report_data(make_run(prompts=12))
     found = make_viewer_data(reading, None, budget=30_000)
     assert 1 <= found.prompts < found.total_prompts == 12
@@ -207,7 +207,7 @@ def test_run_without_prompts_has_no_viewer(make_run, tmp_path):
     assert json.loads(Elements(page).scripts[0])["turns"] == []
 
 
-def test_void_cells_show_no_times(make_run, monkeypatch):
+def test_noisy_outputs_have_no_times(make_run, monkeypatch):
     from specbench_cli.store.run_dir import RunDir
 
     run = make_run(prompts=3)
@@ -217,7 +217,7 @@ def test_void_cells_show_no_times(make_run, monkeypatch):
     assert {(row["ends"], row["total"]) for row in turn["rows"]} == {(None, None)}
 
 
-def test_methods_are_described_by_their_classes_and_missing_ones_by_their_records(make_run):
+def test_methods_are_described_by_class_or_by_records_if_the_class_is_missing(make_run):
     found = {card.name: card for card in make_cards(read_report_data(make_run()).summary)}
     sps = found["sps"]
     assert sps.summary.startswith("Speculative sampling:")
@@ -237,21 +237,29 @@ def test_docstrings_become_paragraphs_and_lists():
     ]
 
 
-def test_figures_are_inlined_without_styles_and_with_ids_of_their_own():
+def test_figures_are_inlined_without_styles_and_with_unique_ids():
     source = """<svg xmlns="http://www.w3.org/2000/svg" width="9pt"
       xmlns:xlink="http://www.w3.org/1999/xlink"><metadata>x</metadata><defs>
       <style>*{}</style><path id="m1" style="stroke: #222; fill: none"/></defs>
       <script>alert(1)</script><g style="clip-path: url(#p1)"><use xlink:href="#m1"/>
       <text style="font: bold 7px 'Sans', serif">a &lt; b</text></g></svg>"""
-    made = inline_svg(source, "bar")
-    for gone in ("style", "script", "metadata", "xlink", "width", "ns0"):
-        assert gone not in made
-    assert 'id="bar-m1"' in made and 'href="#bar-m1"' in made and "url(#bar-p1)" in made
-    assert 'fill="none"' in made and 'font-weight="bold"' in made and "a &lt; b" in made
+    figure_svg = inline_svg(source, "bar")
+    for removed in ("style", "script", "metadata", "xlink", "width", "ns0"):
+        assert removed not in figure_svg
+    assert (
+        'id="bar-m1"' in figure_svg
+        and 'href="#bar-m1"' in figure_svg
+        and "url(#bar-p1)" in figure_svg
+    )
+    assert (
+        'fill="none"' in figure_svg
+        and 'font-weight="bold"' in figure_svg
+        and "a &lt; b" in figure_svg
+    )
 
 
 class Copies:
-    """A run that has each prompt of another one many times."""
+    """A run with `n` copies of each prompt of another run."""
 
     def __init__(self, run, n):
         self.run, self.n, self.path, self.manifest = run, n, run.path, run.manifest

@@ -1,4 +1,4 @@
-"""Texts are cut into the pieces that their tokens wrote."""
+"""Tests of splitting an output's text into one piece per token."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def decode_bytes(ids):
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
-def test_pieces_of_single_bytes_are_the_text(text):
+def test_pieces_of_single_byte_tokens_join_to_the_text(text):
     ids = list(text.encode())
     found = split_text(ids, decode_bytes)
     assert len(found) == len(ids)
     assert "".join(found) == text
 
 
-def test_character_belongs_to_the_token_that_completes_it():
+def test_character_is_in_the_piece_of_the_token_that_completes_it():
     ids = [*b"a", *"é😀".encode(), 256]
     assert split_text(ids, decode_bytes) == ["a", "", "é", "", "", "", "😀", " the"]
 
 
 @pytest.mark.parametrize("broken", [b"\xf0\x9f\x98", b"\xff" * 20, b"a\x80\x80b"])
-def test_broken_bytes_neither_vanish_nor_hold_up_the_rest(broken):
+def test_invalid_bytes_are_kept_and_do_not_affect_later_tokens(broken):
     ids = [*broken, 256, *b"end"]
     found = split_text(ids, decode_bytes)
     assert "".join(found[-4:]).endswith("theend")
@@ -42,7 +42,7 @@ def test_broken_bytes_neither_vanish_nor_hold_up_the_rest(broken):
     "text",
     ["Größe, naïve 日本語 👩‍🚀\n\n  two", "x = {'a': 1}\n\tif x:\n\t\tpass", "12345 + 67890"],
 )
-def test_pieces_of_the_shipped_tokenizer_are_its_text(text, encode):
+def test_pieces_of_the_embedded_tokenizer_join_to_the_text(text, encode):
     ids, decode = encode(text), load_text_decoder("embedded-7m")
     assert "".join(split_text(ids, decode)) == decode(ids)
 
@@ -52,6 +52,6 @@ def test_without_a_tokenizer_the_ids_are_shown():
     assert token_text(7, None) == "#7"
 
 
-def test_token_that_is_no_character_alone_is_named_by_its_id():
+def test_token_that_is_no_valid_character_is_shown_by_its_id():
     assert token_text(0xF0, decode_bytes) == "#240"
     assert token_text(256, decode_bytes) == " the"

@@ -1,4 +1,4 @@
-"""Sampled outputs against vanilla's: likelihood per token and length, pair by pair."""
+"""Tests of comparing sampled outputs with vanilla's by likelihood per token and by length."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,10 @@ from specbench_cli.summary.summary import summarise
 
 @pytest.fixture
 def sampled(synthetic):
-    """vanilla and sps on 40 prompts under rejection; sps's tokens are less likely by `shift`."""
+    """Return a function that makes sampled records of vanilla and sps on 40 prompts.
+
+    The log-likelihood per token of sps is lower by `shift`, its outputs longer by `longer`.
+    """
 
     def make(shift=0.0, longer=0):
         rng = np.random.default_rng(2)
@@ -31,36 +34,36 @@ def sampled(synthetic):
     return make
 
 
-def compared(records):
+def compare_sps(records):
     by_label = {label: [r for r in records if r.label == label] for label in ("vanilla", "sps")}
     return compare_outputs(by_label["vanilla"], by_label["sps"])
 
 
-def test_one_distribution_shows_no_difference(sampled):
-    found = compared(sampled())
+def test_equal_distributions_show_no_difference(sampled):
+    found = compare_sps(sampled())
     assert abs(found.likelihood.difference) < 0.1
     assert found.likelihood.p > 0.05
     assert (found.length.difference, found.length.p) == (0.0, 1.0)
 
 
-def test_less_likely_tokens_are_seen(sampled):
-    found = compared(sampled(shift=0.2))
+def test_less_likely_tokens_are_detected(sampled):
+    found = compare_sps(sampled(shift=0.2))
     assert found.likelihood.difference == pytest.approx(-0.2, abs=0.05)
     assert found.likelihood.p < 1e-3
 
 
-def test_longer_outputs_are_seen(sampled):
-    found = compared(sampled(longer=4))
+def test_longer_outputs_are_detected(sampled):
+    found = compare_sps(sampled(longer=4))
     assert (found.length.difference, found.length.p) == (4.0, pytest.approx(1e-4))
     assert found.likelihood.p > 0.05
 
 
-def test_outputs_without_a_likelihood_say_nothing(synthetic):
+def test_outputs_without_a_likelihood_give_no_evidence(synthetic):
     records = synthetic.records((synthetic.vanilla, synthetic.sps), prompts=4, tokens=8)
-    assert compared(records) == Evidence(None, None)
+    assert compare_sps(records) == Evidence(None, None)
 
 
-def test_evidence_stands_under_the_table_and_in_the_row_and_breaks_nothing(sampled, manifest):
+def test_evidence_is_reported_but_breaks_no_method(sampled, manifest):
     summary = summarise(sampled(shift=0.2), manifest, resamples=49)
     (row,) = (row for row in summary.rows if row.label == "sps")
     assert row.log_likelihood_p < 1e-3
@@ -71,7 +74,7 @@ def test_evidence_stands_under_the_table_and_in_the_row_and_breaks_nothing(sampl
     assert "specbench audit" in text.proof(summary)
 
 
-def test_replayed_rows_say_that_they_prove_nothing(sampled, manifest):
+def test_replayed_outputs_are_marked_and_prove_nothing(sampled, manifest):
     records = sampled()
     for record in records:
         record.sampling, record.log_likelihood = "replay", None
@@ -82,7 +85,7 @@ def test_replayed_rows_say_that_they_prove_nothing(sampled, manifest):
     assert text.evidence(summary) == []
 
 
-def test_a_lossy_row_says_what_its_answers_lose(synthetic, manifest):
+def test_a_lossy_method_has_its_accuracy_loss(synthetic, manifest):
     rng = np.random.default_rng(3)
     fakes = (
         synthetic.Fake("vanilla", verdict="reference"),
@@ -95,12 +98,12 @@ def test_a_lossy_row_says_what_its_answers_lose(synthetic, manifest):
     (row,) = summary.lossy
     assert row.score_difference_low < row.score_difference < row.score_difference_high < 0
     ends = row.score_difference_low, row.score_difference_high
-    between = ", ".join(f"{100 * end:+.1f}" for end in ends)
-    assert metrics.accuracy_loss(row) == f"{100 * row.score_difference:+.1f} [{between}]"
+    interval = ", ".join(f"{100 * end:+.1f}" for end in ends)
+    assert metrics.accuracy_loss(row) == f"{100 * row.score_difference:+.1f} [{interval}]"
     assert metrics.accuracy_note(row) == f"at {metrics.accuracy_loss(row)} points, n 60"
 
 
-def test_without_scores_nothing_is_said_of_quality(synthetic, manifest):
+def test_without_scores_there_is_no_accuracy_loss(synthetic, manifest):
     summary = summarise(synthetic.records(prompts=4), manifest, resamples=50)
     assert {metrics.accuracy_loss(row) for row in summary.rows} == {formats.NONE}
     assert {metrics.accuracy_note(row) for row in summary.rows} == {""}

@@ -1,4 +1,4 @@
-"""Every metric is declared once, and files, tables and docs follow the declaration."""
+"""Tests that files and tables follow the declarations of the metrics."""
 
 from dataclasses import fields, replace
 
@@ -23,11 +23,11 @@ def test_files_have_every_metric_under_its_name(summary):
         assert list(row) == ["family", *METRICS]
 
 
-def test_every_metric_says_what_it_means():
+def test_every_metric_has_a_meaning():
     assert not [name for name, each in METRICS.items() if not each.meaning]
 
 
-def test_a_column_has_the_heading_and_the_value_of_its_metric(summary):
+def test_a_column_has_the_heading_and_value_of_its_metric(summary):
     row = replace(summary.rows[0], mat=2.345)
     assert metrics.MAT.heading == METRICS["mat"].heading == "MAT"
     assert metrics.MAT.format(row) == METRICS["mat"].form(2.345) == "2.35"
@@ -35,14 +35,16 @@ def test_a_column_has_the_heading_and_the_value_of_its_metric(summary):
 
 
 def test_every_metric_with_a_heading_is_in_a_table():
-    shown = {id(column) for table in TABLES.values() for column in table}
+    table_columns = {id(column) for table in TABLES.values() for column in table}
     own = {name: id(column) for name, column in metrics._COLUMNS.items()}
-    of_sweeps = {"discard_rate", "verification_rate"}
-    elsewhere = {"n_prompts"}  # a page's tables by family
-    assert {name for name, at in own.items() if at not in shown} == of_sweeps | elsewhere
+    only_in_sweeps = {"discard_rate", "verification_rate"}
+    only_in_family_tables = {"n_prompts"}  # only in the family tables of an HTML page
+    assert {
+        name for name, at in own.items() if at not in table_columns
+    } == only_in_sweeps | only_in_family_tables
 
 
 @pytest.mark.parametrize("name", sorted(TABLES))
-def test_no_table_has_two_columns_with_one_name(name):
+def test_columns_of_a_table_have_unique_names(name):
     names = [key for column in TABLES[name] for key in column.data]
     assert len(names) == len(set(names))

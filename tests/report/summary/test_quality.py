@@ -1,4 +1,4 @@
-"""Figures of a model's quality from records."""
+"""Tests of the quality figures of a model, which are computed from records."""
 
 from dataclasses import replace
 
@@ -16,21 +16,23 @@ def test_distinct_4_grams(ids: list[int], share: float) -> None:
     assert distinct_4_grams(ids) == pytest.approx(share)
 
 
-def test_figures_are_by_family_and_over_all(synthetic) -> None:
-    (made,) = synthetic.records([synthetic.sps], prompts=1)
+def test_figures_are_computed_by_family_and_over_all(synthetic) -> None:
+    (sps_record,) = synthetic.records([synthetic.sps], prompts=1)
 
-    def cell(family: str, score: float, ids: list[int], finish: str) -> Record:
+    def make_record(family: str, score: float, ids: list[int], finish: str) -> Record:
         steps = Steps(*([[1] * (len(ids) - 1)] * 5))
-        return replace(made, family=family, score=score, output_ids=ids, finish=finish, steps=steps)
+        return replace(
+            sps_record, family=family, score=score, output_ids=ids, finish=finish, steps=steps
+        )
 
-    cells = [
-        cell("qa", 1.0, [1, 2, 3, 4, 5], "eos"),
-        cell("qa", 0.0, [7] * 9, "length"),
-        cell("rag", 1.0, [1, 2, 3], "eos"),
-        replace(cell("rag", 0.0, [1], "eos"), label="vanilla"),
-        replace(cell("rag", 0.5, [1], "eos"), error="ValueError"),
+    records = [
+        make_record("qa", 1.0, [1, 2, 3, 4, 5], "eos"),
+        make_record("qa", 0.0, [7] * 9, "length"),
+        make_record("rag", 1.0, [1, 2, 3], "eos"),
+        replace(make_record("rag", 0.0, [1], "eos"), label="vanilla"),
+        replace(make_record("rag", 0.5, [1], "eos"), error="ValueError"),
     ]
-    found = summarise_by_family(cells, "sps")
+    found = summarise_by_family(records, "sps")
     assert list(found) == ["qa", "rag", "all"]
     assert (found["qa"].accuracy, found["qa"].ended, found["qa"].repetitive) == (0.5, 0.5, 0.5)
     assert (found["rag"].outputs, found["rag"].accuracy) == (1, 1.0)
@@ -39,5 +41,5 @@ def test_figures_are_by_family_and_over_all(synthetic) -> None:
 
 
 def test_without_scores_there_is_no_accuracy(synthetic) -> None:
-    (made,) = synthetic.records([synthetic.sps], prompts=1)
-    assert summarise_by_family([replace(made, score=None)], "sps")["all"].accuracy is None
+    (sps_record,) = synthetic.records([synthetic.sps], prompts=1)
+    assert summarise_by_family([replace(sps_record, score=None)], "sps")["all"].accuracy is None

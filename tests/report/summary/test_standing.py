@@ -1,4 +1,4 @@
-"""What breaks a row: wrong outputs, more near-ties than rounding makes, a failed audit."""
+"""Tests of what breaks a method: wrong outputs, too many near-ties, or a failed audit."""
 
 import json
 import math
@@ -19,8 +19,11 @@ from specbench_cli.summary.summary import summarise
 
 
 @pytest.fixture
-def cells(synthetic):
-    """sps on 12 prompts, the first `ties` of them near-ties, `explained` by width."""
+def make_records(synthetic):
+    """Return a function that makes records of vanilla and sps on 12 prompts.
+
+    The first `ties` outputs of sps are near-ties. Batch width explains the first `explained`.
+    """
 
     def make(ties=0, explained=0, passes=1, **fake):
         fakes = (synthetic.vanilla, synthetic.Fake("sps", length=5, alpha=0.7, **fake))
@@ -34,8 +37,8 @@ def cells(synthetic):
     return make
 
 
-def measured(chance, n=12):
-    """A manifest in which so many outputs may differ, each with a chance."""
+def near_tie_manifest(chance, n=12):
+    """Return a manifest with `n` outputs, each with this probability of a near-tie."""
     rows = [[f"mini/{i}", 1, chance] for i in range(n)]
     return {"near_ties": {"outputs": 12, "expected": chance * n, "chances": rows}}
 
@@ -44,88 +47,88 @@ def sps(records):
     return [record for record in records if record.label == "sps"]
 
 
-def test_near_ties_are_counted_by_output_and_compared_with_vanillas_gaps(cells):
-    found = count_near_ties(sps(cells(ties=3, explained=2)), measured(0.25))
+def test_near_ties_are_counted_by_output_and_compared_with_the_expected_number(make_records):
+    found = count_near_ties(sps(make_records(ties=3, explained=2)), near_tie_manifest(0.25))
     assert (found.found, found.explained, found.expected) == (3, 2, pytest.approx(3.0))
     assert found.p == pytest.approx(0.6093, abs=1e-4)
     assert not found.excess_message
 
 
-def test_a_near_tie_in_two_passes_is_one_and_has_two_chances(cells):
-    found = count_near_ties(sps(cells(ties=3, passes=2)), measured(0.25))
+def test_a_near_tie_in_two_passes_counts_once(make_records):
+    found = count_near_ties(sps(make_records(ties=3, passes=2)), near_tie_manifest(0.25))
     assert (found.found, found.expected) == (3, pytest.approx(12 * (1 - 0.75**2)))
 
 
-def test_nothing_is_expected_of_a_run_whose_gaps_were_not_measured(cells):
-    found = count_near_ties(sps(cells(ties=3)), {})
+def test_no_number_is_expected_if_near_ties_were_not_measured(make_records):
+    found = count_near_ties(sps(make_records(ties=3)), {})
     assert (found.found, found.expected, found.p) == (3, None, None)
     assert not found.excess_message
 
 
-def test_more_near_ties_than_rounding_makes_break_a_row(cells):
-    records = cells(ties=12, explained=12)
-    assert find_broken_methods(records, measured(0.6)) == {}
-    why = find_broken_methods(records, measured(0.3))
-    assert list(why) == ["sps"]
-    assert why["sps"].startswith("12 near-ties, where rounding explains at most 3.6 (p 5e-07)")
+def test_too_many_near_ties_break_a_method(make_records):
+    records = make_records(ties=12, explained=12)
+    assert find_broken_methods(records, near_tie_manifest(0.6)) == {}
+    reasons = find_broken_methods(records, near_tie_manifest(0.3))
+    assert list(reasons) == ["sps"]
+    assert reasons["sps"].startswith("12 near-ties, where rounding explains at most 3.6 (p 5e-07)")
 
 
-def test_near_ties_that_width_does_not_explain_may_be_half_as_many(cells):
-    assert find_broken_methods(cells(ties=12, explained=6), measured(0.6)) == {}
-    why = find_broken_methods(cells(ties=12), measured(0.6))
-    assert why["sps"] == (
+def test_half_as_many_near_ties_without_explanation_are_allowed(make_records):
+    assert find_broken_methods(make_records(ties=12, explained=6), near_tie_manifest(0.6)) == {}
+    reasons = find_broken_methods(make_records(ties=12), near_tie_manifest(0.6))
+    assert reasons["sps"] == (
         "12 near-ties that the width of verification does not explain, where rounding explains at"
         " most 3.6 (p 5e-07)"
     )
 
 
-def drawn(excess, n=12):
-    """What is known of drawn outputs' likelihood, of a coin that lands one way each time."""
+def coin_likelihood(excess, n=12):
+    """Return the likelihood statistics of `n` fair coin flips with this excess."""
     steps = (-0.5, 0.5)
     moments = [n * math.log(sum(math.exp(t * step) for step in steps) / 2) for t in TILTS]
     return Likelihood(excess, n * 0.25, moments)
 
 
-def test_drawn_outputs_too_likely_or_unlikely_break_a_row(cells):
+def test_too_likely_or_unlikely_samples_break_a_method(make_records):
     for excess, bad in ((6.0, True), (-6.0, True), (2.5, False)):
-        records = cells(guarantee="exact_law", verdict="unchecked")
+        records = make_records(guarantee="exact_law", verdict="unchecked")
         for record in sps(records):
-            record.likelihood = drawn(excess)
+            record.likelihood = coin_likelihood(excess)
         deviations, p = compute_likelihood_deviation(sps(records))
         assert deviations == pytest.approx(12 * excess / 6)
-        # A coin that lands one way 144 times has a chance of 2e-43; the bound is above it.
+        # The exact probability of 144 equal coin flips is 2e-43. The p-value is a bound above it.
         assert (p < 1e-10) is bad
         assert ("sps" in find_broken_methods(records, {})) is bad
 
 
-def test_a_lossy_row_may_be_as_likely_as_it_likes(cells):
-    records = cells(guarantee="quality_only", verdict="unchecked")
+def test_likelihood_does_not_break_a_lossy_method(make_records):
+    records = make_records(guarantee="quality_only", verdict="unchecked")
     for record in sps(records):
-        record.likelihood = drawn(6.0)
+        record.likelihood = coin_likelihood(6.0)
     assert find_broken_methods(records, {}) == {}
 
 
-def test_counters_that_depend_on_the_prompts_before_break_a_row(cells):
-    why = find_broken_methods(cells(), {"leaks": {"sps": "mini/0"}})
-    assert why == {
+def test_counters_that_depend_on_earlier_prompts_break_a_method(make_records):
+    reasons = find_broken_methods(make_records(), {"leaks": {"sps": "mini/0"}})
+    assert reasons == {
         "sps": "it keeps state from other prompts: mini/0, decoded again at the end of the run,"
         " gave a different result"
     }
 
 
-def test_a_lossless_row_that_was_compared_with_nothing_is_not_ranked(cells, manifest):
-    summary = summarise(cells(verdict="unchecked"), manifest, resamples=49)
+def test_a_lossless_method_without_checked_outputs_is_not_ranked(make_records, manifest):
+    summary = summarise(make_records(verdict="unchecked"), manifest, resamples=49)
     (row,) = (row for row in summary.rows if row.label == "sps")
     assert (row.speedup, row.letters) == (None, "")
     assert row.speedup_note == "12 outputs were compared with nothing"
 
 
-def test_vanilla_that_transformers_does_not_agree_with_proves_nothing(cells, manifest):
-    records = cells()
+def test_vanilla_that_differs_from_transformers_is_broken(make_records, manifest):
+    records = make_records()
     vanilla = next(record for record in records if record.label == "vanilla")
     vanilla.verdict = Verdict("mismatch", 3, 0.4, 7)
-    why = find_broken_methods(records, {})
-    assert why == {
+    reasons = find_broken_methods(records, {})
+    assert reasons == {
         "vanilla": "1 output is not what the transformers model of the target generates, first"
         " mini/0"
     }
@@ -133,36 +136,38 @@ def test_vanilla_that_transformers_does_not_agree_with_proves_nothing(cells, man
     assert text.proof(summary).startswith("proof: none; vanilla's own output is wrong")
 
 
-def test_a_near_tie_where_vanilla_has_no_tie_breaks_a_row(cells):
-    assert list(find_broken_methods(cells(ties=1), measured(0.5, n=0))) == ["sps"]
+def test_a_near_tie_at_an_output_without_one_in_vanilla_breaks_a_method(make_records):
+    assert list(find_broken_methods(make_records(ties=1), near_tie_manifest(0.5, n=0))) == ["sps"]
 
 
-def test_a_mismatch_breaks_a_row_whatever_else(cells):
-    records = cells(verdict="mismatch")
+def test_a_mismatch_breaks_a_method(make_records):
+    records = make_records(verdict="mismatch")
     assert find_broken_methods(records, {}) == {
         "sps": "12 outputs are neither vanilla's nor tied with it, first mini/0"
     }
 
 
-def test_a_failed_audit_of_the_methods_file_breaks_a_row(cells):
+def test_a_failed_audit_of_the_file_breaks_a_method(make_records):
     manifest = {"method_files": {"sps": "aa", "vanilla": "bb"}}
-    asked = []
+    audited = []
 
     def failed_audit(method, file_sha256):
-        asked.append((method, file_sha256))
+        audited.append((method, file_sha256))
         return "its audit failed" if method == "sps" else None
 
-    assert find_broken_methods(cells(), manifest, failed_audit) == {"sps": "its audit failed"}
-    assert set(asked) == {("sps", "aa"), ("vanilla", "bb")}
+    assert find_broken_methods(make_records(), manifest, failed_audit) == {
+        "sps": "its audit failed"
+    }
+    assert set(audited) == {("sps", "aa"), ("vanilla", "bb")}
 
 
 @pytest.mark.parametrize("fake", [{"peer": True}, {"guarantee": "quality_only"}])
-def test_who_claims_nothing_is_not_audited(cells, fake):
+def test_methods_without_a_lossless_claim_need_no_audit(make_records, fake):
     manifest = {"method_files": {"sps": "aa"}}
-    assert find_broken_methods(cells(**fake), manifest, lambda *_: "failed") == {}
+    assert find_broken_methods(make_records(**fake), manifest, lambda *_: "failed") == {}
 
 
-def test_only_the_newest_certificate_of_the_same_file_counts(tmp_path):
+def test_only_the_newest_audit_of_the_same_file_counts(tmp_path):
     def write(name, age_s, **facts):
         file = tmp_path / f"{name}.json"
         file.write_text(json.dumps({"method": "sps", "sha256": "aa", **facts}))
@@ -183,8 +188,8 @@ def test_only_the_newest_certificate_of_the_same_file_counts(tmp_path):
     assert find_failed_audit("sps", "aa", tmp_path) is None
 
 
-def test_a_row_broken_by_near_ties_has_no_figure_anywhere(cells, manifest):
-    summary = summarise(cells(ties=12), manifest | measured(0.3), resamples=49)
+def test_a_method_broken_by_near_ties_has_no_speedup_in_any_table(make_records, manifest):
+    summary = summarise(make_records(ties=12), manifest | near_tie_manifest(0.3), resamples=49)
     rows = [r for rows in (summary.rows, *summary.families.values()) for r in rows]
     own = [row for row in rows if row.label == "sps"]
     assert all(row.broken and row.speedup is None and row.letters == "" for row in own)
@@ -195,10 +200,14 @@ def test_a_row_broken_by_near_ties_has_no_figure_anywhere(cells, manifest):
     ("ties", "measure", "lines"),
     [
         (0, {}, []),
-        (0, measured(0.01), ["near-ties: none found, at most 0.12 expected from rounding"]),
+        (
+            0,
+            near_tie_manifest(0.01),
+            ["near-ties: none found, at most 0.12 expected from rounding"],
+        ),
         (
             3,
-            measured(0.25),
+            near_tie_manifest(0.25),
             [
                 "near-ties: sps 3 found, at most 3 expected (p 0.61), 2 explained by the width of"
                 " verification"
@@ -207,15 +216,15 @@ def test_a_row_broken_by_near_ties_has_no_figure_anywhere(cells, manifest):
         (3, {}, ["near-ties: sps 3 found, 2 explained by the width of verification"]),
     ],
 )
-def test_near_ties_found_expected_and_explained_stand_under_the_table(
-    cells, manifest, ties, measure, lines
+def test_notes_have_near_ties_found_expected_and_explained(
+    make_records, manifest, ties, measure, lines
 ):
-    summary = summarise(cells(ties=ties, explained=2), manifest | measure, resamples=49)
+    summary = summarise(make_records(ties=ties, explained=2), manifest | measure, resamples=49)
     assert text.near_ties(summary) == lines
 
 
-def test_every_row_has_the_bound_of_its_claim(cells, manifest):
-    summary = summarise(cells(), manifest, resamples=49)
+def test_every_method_has_the_bound_of_its_mismatch_rate(make_records, manifest):
+    summary = summarise(make_records(), manifest, resamples=49)
     (row,) = (row for row in summary.rows if row.label == "sps")
     assert (row.questions_checked, row.questions_mismatched) == (12, 0)
     assert row.mismatch_bound == pytest.approx(1 - 0.05 ** (1 / 12))

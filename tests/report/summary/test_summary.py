@@ -1,4 +1,4 @@
-"""Every figure of a report, against a hand-made run."""
+"""Tests of every figure of a summary against hand-made records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _timed(record, total: int, prefill: int = 0, n: int | None = None):
 
 @pytest.fixture
 def pair(synthetic):
-    """Four prompts of vanilla and sps, to be changed."""
+    """Records of vanilla and sps on four prompts, which a test may change."""
     return synthetic.records([synthetic.vanilla, synthetic.sps], prompts=4, tokens=11)
 
 
@@ -42,12 +42,12 @@ def test_speedup_is_the_ratio_of_summed_times(pair, manifest):
     assert _row(summarise(_with_times(pair, times), manifest), "sps").speedup == pytest.approx(2.0)
 
 
-def test_cells_of_two_workers_are_no_pair(pair, manifest):
+def test_outputs_of_different_workers_are_not_paired(pair, manifest):
     times = {"vanilla": [10, 20, 30, 60], "sps": [10, 10, 10, 30]}
     timed = _with_times(pair, times)
     for record in timed:
         record.worker = "1"
-    timed[-1].worker = "2"  # the last prompt's sps was measured elsewhere
+    timed[-1].worker = "2"  # another worker measured sps on the last prompt
     assert timed[-1].label == "sps"
     assert _row(summarise(timed, manifest), "sps").speedup == pytest.approx(60 / 30)
 
@@ -59,7 +59,7 @@ def test_decode_speedup_leaves_prefill_out(pair, manifest):
     assert row.decode_speedup == pytest.approx(2.0)
 
 
-def test_decode_speedup_has_the_interval_and_letters_of_times_without_prefill(synthetic, manifest):
+def test_decode_speedup_has_interval_and_groups_of_times_without_prefill(synthetic, manifest):
     records = synthetic.records()
     summary = summarise(records, manifest)
     bare = [_timed(r, r.ns.decode, n=r.n_tokens - 1) for r in records]
@@ -73,25 +73,25 @@ def test_decode_speedup_has_the_interval_and_letters_of_times_without_prefill(sy
                 assert decode != getattr(own, f"speedup{end}")
 
 
-def test_outputs_of_other_length_are_compared_by_time_per_token(pair, manifest):
+def test_outputs_of_different_lengths_are_compared_by_time_per_token(pair, manifest):
     records = _with_times(pair, {"vanilla": [100] * 4, "sps": [100] * 4})
     records = [replace(r, n_tokens=22) if r.label == "sps" else r for r in records]
     assert _row(summarise(records, manifest), "sps").speedup == pytest.approx(2.0)
 
 
-def test_cells_are_paired_by_prompt_turn_and_pass_in_any_order(synthetic, manifest):
+def test_outputs_are_paired_by_prompt_turn_and_pass_in_any_order(synthetic, manifest):
     records = synthetic.records(prompts=12, passes=2)
     shuffled = random.Random(0).sample(records, len(records))
     one, other = summarise(records, manifest), summarise(shuffled, manifest)
     for row in one.rows:
-        twin = _row(other, row.label)
-        assert twin.letters == row.letters
+        other_row = _row(other, row.label)
+        assert other_row.letters == row.letters
         for figure in ("speedup", "speedup_low", "speedup_high", "mat_macro"):
-            assert getattr(twin, figure) == pytest.approx(getattr(row, figure))
+            assert getattr(other_row, figure) == pytest.approx(getattr(row, figure))
     assert one.passes == 2
 
 
-def test_rows_are_sorted_and_lettered(synthetic, manifest):
+def test_methods_are_sorted_and_have_group_letters(synthetic, manifest):
     summary = summarise(synthetic.records(), manifest)
     assert [row.label for row in summary.rows][2:] == [
         "pld",
@@ -113,7 +113,7 @@ def test_vanilla_is_1_without_interval(synthetic, manifest):
     )
 
 
-def test_void_cells_leave_times_out_but_not_counters(pair, manifest):
+def test_noisy_outputs_have_no_times_but_keep_their_counters(pair, manifest):
     records = _with_times(pair * 5, {"vanilla": [20] * 20, "sps": [10] * 20})
     records = [replace(r, prompt_id=f"mini/{i // 2}") for i, r in enumerate(records)]
     whole = _row(summarise(records, manifest), "sps")
@@ -125,7 +125,7 @@ def test_void_cells_leave_times_out_but_not_counters(pair, manifest):
     assert row.identical == whole.identical
 
 
-def test_row_that_lost_more_than_a_tenth_has_no_speedup(synthetic, manifest):
+def test_method_without_a_tenth_of_its_outputs_has_no_speedup(synthetic, manifest):
     records = synthetic.records([synthetic.vanilla, synthetic.sps, synthetic.pld], prompts=10)
     lossy = [
         replace(r, void=True) if r.label == "sps" and r.prompt_id in ("mini/1", "mini/2") else r
@@ -138,7 +138,7 @@ def test_row_that_lost_more_than_a_tenth_has_no_speedup(synthetic, manifest):
     assert _row(summary, "pld").speedup is not None
 
 
-def test_no_row_has_a_speedup_if_vanilla_lost_more_than_a_tenth(synthetic, manifest):
+def test_no_method_has_a_speedup_without_a_tenth_of_vanillas_outputs(synthetic, manifest):
     records = [
         replace(r, void=r.label == "vanilla" and r.prompt_id in ("mini/0", "mini/5"))
         for r in synthetic.records([synthetic.vanilla, synthetic.sps], prompts=10)
@@ -153,10 +153,10 @@ def test_run_without_vanilla_has_no_speedups(synthetic, manifest):
     assert summary.rows[0].speedup_note == "no cell is paired with vanilla"
 
 
-def test_one_mismatch_breaks_the_row_everywhere(synthetic, manifest):
+def test_one_mismatch_breaks_a_method_in_every_table(synthetic, manifest):
     records = synthetic.records(prompts=12)
-    wrong = next(r for r in records if r.label == "sps" and r.family == "qa")
-    records[records.index(wrong)] = replace(wrong, verdict=Verdict("mismatch", 3, 1.5, 7))
+    mismatched = next(r for r in records if r.label == "sps" and r.family == "qa")
+    records[records.index(mismatched)] = replace(mismatched, verdict=Verdict("mismatch", 3, 1.5, 7))
     summary = summarise(records, manifest)
     row = _row(summary, "sps")
     assert row.broken
@@ -167,7 +167,7 @@ def test_one_mismatch_breaks_the_row_everywhere(synthetic, manifest):
     assert summary.rows[-1].label == "sps"
 
 
-def test_lossy_rows_are_ranked_apart(synthetic, manifest):
+def test_lossy_methods_are_ranked_separately(synthetic, manifest):
     lossy = synthetic.Fake("relaxed", length=5, alpha=0.95, guarantee="quality_only")
     summary = summarise(synthetic.records([synthetic.vanilla, synthetic.sps, lossy]), manifest)
     assert [row.label for row in summary.lossless] == ["sps", "vanilla"]
@@ -206,14 +206,14 @@ def test_method_that_drafts_nothing_has_no_acceptance(synthetic, manifest):
     assert row.acceptance_by_position == ()
 
 
-def test_peer_that_does_not_report_steps_has_no_mat_and_says_why(synthetic, manifest):
+def test_engine_that_does_not_report_steps_has_no_mat_but_a_note(synthetic, manifest):
     engine = synthetic.Fake("engine", cost=0.9, peer=True, sees_steps=False)
     records = synthetic.records([synthetic.vanilla, engine], prompts=6)
-    blind = [
+    without_steps = [
         replace(r, ns=Ns(total=r.ns.total), target_forwards=None, forwards=None) if r.peer else r
         for r in records
     ]
-    row = _row(summarise(blind, manifest), "engine")
+    row = _row(summarise(without_steps, manifest), "engine")
     assert (row.mat, row.mat_note) == (None, "steps not reported")
     assert (row.decode_speedup, row.share_target, row.ttft_p50_ms, row.target_forwards) == (
         None,
@@ -235,20 +235,20 @@ def test_time_shares_rates_and_percentiles(pair, manifest):
 
 
 def test_learning_is_in_the_speedup_and_not_in_the_decode_speedup(pair, manifest):
-    def learning(r):
+    def add_learning(r):
         learn = 0 if r.label == "vanilla" else r.ns.total
         return replace(r, ns=replace(r.ns, learn=learn, total=r.ns.total + learn))
 
-    before, taught = (
-        _row(summarise(found, manifest), "sps") for found in (pair, [learning(r) for r in pair])
+    before, with_learning = (
+        _row(summarise(found, manifest), "sps") for found in (pair, [add_learning(r) for r in pair])
     )
-    assert taught.speedup == pytest.approx(before.speedup / 2)
-    assert taught.tokens_per_s == pytest.approx(before.tokens_per_s / 2)
-    assert taught.decode_speedup == before.decode_speedup
-    shares = [(r.share_target, r.share_draft, r.share_host) for r in (before, taught)]
+    assert with_learning.speedup == pytest.approx(before.speedup / 2)
+    assert with_learning.tokens_per_s == pytest.approx(before.tokens_per_s / 2)
+    assert with_learning.decode_speedup == before.decode_speedup
+    shares = [(r.share_target, r.share_draft, r.share_host) for r in (before, with_learning)]
     assert shares[0] == shares[1]
-    assert (before.learn_share, taught.learn_share) == (None, pytest.approx(0.5))
-    lines = text.learning(summarise([learning(r) for r in pair], manifest))
+    assert (before.learn_share, with_learning.learn_share) == (None, pytest.approx(0.5))
+    lines = text.learning(summarise([add_learning(r) for r in pair], manifest))
     assert "learning: sps 50.0% of its time, between requests" in lines[-1]
 
 
@@ -262,7 +262,7 @@ def test_output_counts_by_its_worst_pass_and_turn_by_turn(pair, manifest):
     assert (row.questions_checked, row.questions_mismatched) == (4, 0)
 
 
-def test_failed_cell_counts_as_failed_and_takes_no_part(pair, manifest):
+def test_failed_output_is_counted_but_not_used(pair, manifest):
     failed = replace(
         pair[1], error="boom", finish="error", verdict=None, n_tokens=None, steps=None, ns=Ns()
     )

@@ -1,4 +1,4 @@
-"""Two outputs side by side: where they part, what was tied, and the steps that led there."""
+"""Tests of the page that compares two outputs: first difference, near-tie, and steps before it."""
 
 import pytest
 
@@ -19,7 +19,10 @@ def decode(ids):
 
 @pytest.fixture
 def run(tmp_path, synthetic, manifest):
-    """A run of vanilla and sps on two prompts; sps's output and verdict on the first are given."""
+    """Return a function that makes a run of vanilla and sps on two prompts.
+
+    `ids` and `verdict` are the output of sps on the first prompt and its verdict.
+    """
 
     def make(ids=VANILLA, verdict=None, passes=1, **changes):
         fakes = (synthetic.vanilla, synthetic.sps)
@@ -51,30 +54,32 @@ def run(tmp_path, synthetic, manifest):
     return make
 
 
-def test_first_difference_is_an_index_or_nothing():
+def test_first_difference_is_an_index_or_none():
     assert first_difference([1, 2, 3], [1, 2, 3]) is None
     assert first_difference([1, 9, 3], [1, 2, 3]) == 1
     assert first_difference([1, 2], [1, 2, 3]) == 2
     assert first_difference([], [4]) == 0
 
 
-def test_a_near_tie_shows_place_tokens_gap_tolerance_and_width(run):
+def test_a_near_tie_shows_position_tokens_gap_tolerance_and_width(run):
     folder = run([1, 2, 7, 4, 5], Verdict("near-tie", 2, 1e-5, 3, rounding=True))
     (found,) = compare_outputs(folder, "mini/0", [], decode)
     assert (found.position, found.vanilla.token, found.own.token) == (2, 3, 7)
     assert (found.own.before, found.own.token_text, found.own.after) == (
         *("one two", "seven", "four five"),
     )
-    shown = page(found)
-    assert "verdict: near-tie (the score of the worst token is 1e-05 below the best one" in shown
-    assert ", rounding explains up to 0.0002)" in " ".join(shown.split())
-    assert "the width of verification explains it" in " ".join(shown.split())
-    assert "first difference at token 2: vanilla 3 'three', sps 7 'seven'" in shown
-    assert ">>three<<" in shown and ">>seven<<" in shown
-    assert "Question 0?" in shown
+    page_text = page(found)
+    assert (
+        "verdict: near-tie (the score of the worst token is 1e-05 below the best one" in page_text
+    )
+    assert ", rounding explains up to 0.0002)" in " ".join(page_text.split())
+    assert "the width of verification explains it" in " ".join(page_text.split())
+    assert "first difference at token 2: vanilla 3 'three', sps 7 'seven'" in page_text
+    assert ">>three<<" in page_text and ">>seven<<" in page_text
+    assert "Question 0?" in page_text
 
 
-def test_steps_show_what_was_drafted_and_what_became_of_it(run):
+def test_steps_show_drafted_accepted_and_rejected_tokens(run):
     (found,) = compare_outputs(run([1, 2, 7, 4, 5]), "mini/0", ["sps"], decode)
     assert [lane.at for lane in found.lanes] == [1, 4]
     assert [lane.text for lane in found.lanes] == ["two seven four", "five"]
@@ -83,25 +88,25 @@ def test_steps_show_what_was_drafted_and_what_became_of_it(run):
     assert any("x+" in line and "'five'" in line for line in lines)
 
 
-def test_identical_outputs_are_shown_too(run):
+def test_identical_outputs_are_shown(run):
     (found,) = compare_outputs(run(), "mini/0", ["sps"], decode)
     assert found.position is None
     assert "the same 5 tokens" in page(found)
     assert ">>" not in page(found)
 
 
-def test_a_mismatch_says_broken_and_an_output_that_ends_wrongly_says_how(run):
+def test_a_mismatch_is_marked_broken_and_a_wrong_end_is_explained(run):
     folder = run([1, 2, 3, 4], Verdict("mismatch", 4, None, 5), steps=None, peer=True)
     (found,) = compare_outputs(folder, "mini/0", ["sps"], decode)
     assert found.broken == "1 output is neither vanilla's nor tied with it, first mini/0"
-    shown = page(found)
-    assert f"BROKEN: sps: {found.broken}" in shown
-    assert "mismatch (wrong end: 4 tokens, finish reason length)" in shown
-    assert "vanilla 5 'five', sps had ended (length)" in shown
-    assert "steps: not reported" in shown
+    page_text = page(found)
+    assert f"BROKEN: sps: {found.broken}" in page_text
+    assert "mismatch (wrong end: 4 tokens, finish reason length)" in page_text
+    assert "vanilla 5 'five', sps had ended (length)" in page_text
+    assert "steps: not reported" in page_text
 
 
-def test_a_failed_cell_shows_its_error(run):
+def test_a_failed_output_shows_its_error(run):
     nulls = dict.fromkeys(("output_ids", "n_tokens", "origin", "steps", "verdict"))
     folder = run(**nulls, finish="error", error="ValueError: no")
     (found,) = compare_outputs(folder, "mini/0", ["sps"], decode)
@@ -121,7 +126,7 @@ def test_lines_fit_the_width(run):
     assert max(map(len, page(found).splitlines())) <= WIDTH
 
 
-def test_vanilla_alone_can_be_asked_for(run):
+def test_vanilla_can_be_selected_alone(run):
     (found,) = compare_outputs(run(), "mini/1", ["vanilla"], decode)
     assert (found.label, found.position) == ("vanilla", None)
 
@@ -137,7 +142,7 @@ def test_the_worst_pass_is_shown(run):
     assert (found.pass_, found.position) == (1, 2)
 
 
-def test_unknown_prompt_and_method_are_named_with_what_there_is(run):
+def test_unknown_prompt_and_method_are_rejected_with_the_known_ones(run):
     folder = run()
     with pytest.raises(UsageError, match=r"no prompt 'mini/00'; did you mean 'mini/0'") as caught:
         compare_outputs(folder, "mini/00", [], decode)

@@ -1,4 +1,4 @@
-"""The default table reads at a glance, fits 100 columns, and is TSV or JSON if asked."""
+"""Tests of the table that `specbench report` prints, and of its TSV and JSON formats."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _text(reading: ReportData) -> str:
     return run_text(reading.summary, reading.facts)
 
 
-def test_table_of_the_default_run(make_reading):
+def test_default_run_is_printed_as_a_table(make_reading):
     lines = _text(make_reading()).splitlines()
     assert lines[0] == "specbench 0.1.0  target embedded-7m  draft embedded-1m"
     assert lines[1] == "mini 48 prompts  greedy fp32  2 threads  seed 0"
@@ -68,8 +68,8 @@ def test_table_fits_100_columns_with_long_labels_and_mixed_verdicts(make_reading
         synthetic.Fake("my.own.long-method-name/length=12", length=12, alpha=0.7),
     ]
     records = synthetic.records(fakes)
-    near = next(r for r in records if r.label.startswith("my.own"))
-    records[records.index(near)] = replace(near, verdict=Verdict("near-tie", 1, 1e-6, 5))
+    near_tie = next(r for r in records if r.label.startswith("my.own"))
+    records[records.index(near_tie)] = replace(near_tie, verdict=Verdict("near-tie", 1, 1e-6, 5))
     lines = _text(make_reading(records)).splitlines()
     assert max(map(len, lines)) <= 100
     assert any(" my." in line and line.endswith("47 identical, 1 near-tie") for line in lines)
@@ -81,21 +81,19 @@ def test_eight_methods_take_100_columns_and_13_lines_at_most(make_reading, synth
     fakes = [synthetic.vanilla, *ours, synthetic.hf_vanilla, lossy]
     reading = make_reading(synthetic.records(fakes))
     header = reading.facts.header(reading.summary.prompts, 100)
-    foot = all_notes(reading.summary, reading.facts)
+    notes = all_notes(reading.summary, reading.facts)
     lines = _text(reading).splitlines()
     assert max(map(len, lines)) <= 100
-    assert len(lines) - len(header) - len(foot) <= 13  # lossy rows have a heading of their own
+    assert len(lines) - len(header) - len(notes) <= 13  # lossy methods have their own heading
 
 
-def test_rows_of_a_sweep_are_told_apart_however_little_room_their_labels_have(
-    make_reading, synthetic, manifest
-):
+def test_shortened_labels_of_a_sweep_stay_different(make_reading, synthetic, manifest):
     labels = [f"sps length={value}" for value in (1, 4, 10, "heuristic", "oracle")]
     fakes = [synthetic.vanilla, *(synthetic.Fake(label, "sps", length=4) for label in labels)]
     bounds = {"upper_bounds": ["sps length=oracle"]}
-    drawn = _text(make_reading(synthetic.records(fakes), **bounds)).splitlines()
-    assert max(map(len, drawn)) <= 100
-    rows = [line for line in drawn if " sps" in line and line.endswith("identical")]
+    printed = _text(make_reading(synthetic.records(fakes), **bounds)).splitlines()
+    assert max(map(len, printed)) <= 100
+    rows = [line for line in printed if " sps" in line and line.endswith("identical")]
     assert len(rows) == len(labels)
     assert len({line.partition("x ")[0].split()[-2] for line in rows}) == len(labels)
 
@@ -118,7 +116,7 @@ def test_sampling_rule_temperature_and_device_are_in_the_header(make_reading, ma
     )
 
 
-def test_broken_row_has_no_speedup_and_says_so(make_reading, synthetic):
+def test_broken_method_is_marked_and_has_no_speedup(make_reading, synthetic):
     bad = synthetic.Fake("bad", length=5, alpha=0.9, verdict="mismatch")
     lines = _text(make_reading(synthetic.records([synthetic.vanilla, bad]))).splitlines()
     row = next(line for line in lines if line.strip().startswith("bad"))
@@ -127,7 +125,7 @@ def test_broken_row_has_no_speedup_and_says_so(make_reading, synthetic):
     assert " proof: bad 48 of 48 prompts differ from vanilla (95% bound: 100%)" in lines
 
 
-def test_lossy_rows_come_below_a_line_of_their_own(make_reading, synthetic):
+def test_lossy_methods_are_below_their_own_heading(make_reading, synthetic):
     lossy = synthetic.Fake("relaxed", length=5, alpha=0.95, guarantee="quality_only")
     lines = _text(make_reading(synthetic.records([synthetic.vanilla, lossy]))).splitlines()
     border = next(i for i, line in enumerate(lines) if line.startswith("lossy"))
@@ -135,7 +133,7 @@ def test_lossy_rows_come_below_a_line_of_their_own(make_reading, synthetic):
     assert "less vanilla's" in lines[border + 1] and " relaxed " in lines[border + 2]
 
 
-def test_warnings_say_what_spoils_a_figure(make_reading, synthetic):
+def test_warnings_explain_untrusted_figures(make_reading, synthetic):
     records = [
         replace(r, void=r.label == "sps")
         for r in synthetic.records([synthetic.vanilla, synthetic.sps], prompts=3)
@@ -155,18 +153,18 @@ def test_warnings_say_what_spoils_a_figure(make_reading, synthetic):
     assert short[-1].endswith("specbench report last --explain")
 
 
-def test_a_run_that_goes_on_or_was_killed_is_not_shown_as_a_whole_one(make_reading, synthetic):
+def test_a_running_or_killed_run_has_a_warning(make_reading, synthetic):
     records = synthetic.records([synthetic.vanilla, synthetic.sps], prompts=3)
-    for status, said in (("running", True), ("finished", False)):
+    for status, words in (("running", True), ("finished", False)):
         reading = make_reading(records, status=status)
         lines = all_notes(reading.summary, reading.facts)
         assert (
             any(line.startswith("running, or killed: some outputs are missing") for line in lines)
-            is said
+            is words
         )
 
 
-def test_a_run_without_times_ranks_nothing_and_says_why_once(make_reading, synthetic):
+def test_a_run_without_times_has_no_ranking_and_one_reason(make_reading, synthetic):
     peer = replace(synthetic.vanilla, label="hf:vanilla", peer=True)
     made = synthetic.records([synthetic.vanilla, synthetic.sps, peer], prompts=3)
     reading = make_reading([replace(record, void=True) for record in made])
@@ -177,13 +175,13 @@ def test_a_run_without_times_ranks_nothing_and_says_why_once(make_reading, synth
     assert any("vanilla / hf:vanilla not known" in line for line in lines)
 
 
-def test_plumbing_is_no_warning_for_other_models(make_reading):
+def test_embedded_warning_is_left_out_for_other_models(make_reading):
     tasks = [{"name": "spec_bench", "embedded": "plumbing"}]
     reading = make_reading(tasks=tasks, models={"target": {"label": "llama-7b"}})
     assert not any("plumbing" in line for line in all_notes(reading.summary, reading.facts))
 
 
-def test_interval_that_is_missing_has_its_reason(make_reading, synthetic):
+def test_missing_interval_has_a_reason(make_reading, synthetic):
     reading = make_reading(synthetic.records([synthetic.vanilla, synthetic.sps], prompts=1))
     lines = all_notes(reading.summary, reading.facts)
     assert "sps: no interval: one question alone has no spread" in lines
@@ -203,7 +201,7 @@ def test_bar_has_eleven_marks_by_largest_remainder(shares, bar):
     assert "".join(BAR_MARKS[name] * n for name, n in marks.items()) == bar
 
 
-def test_the_targets_work_is_shown_where_parts_of_it_ran(make_reading, synthetic, tmp_path):
+def test_work_column_is_present_if_parts_of_the_target_ran(make_reading, synthetic, tmp_path):
     records = synthetic.records()
     for record in records:
         if not record.peer:
@@ -225,26 +223,26 @@ def test_the_targets_work_is_shown_where_parts_of_it_ran(make_reading, synthetic
     assert rows["sps"].work == pytest.approx(rows["sps"].verification_rate)
     assert (rows["vanilla"].work, rows["hf:vanilla"].work) == (1, None)
     (note,) = [line for line in lines if line.startswith(" work: target forwards per token")]
-    shown = make_grid(COST, reading.summary.rows)
-    at = shown.headings.index("work")
-    assert {line[0].text: line[at].text for line in shown.rows}["staged"] == f"{work:.2f}"
+    grid = make_grid(COST, reading.summary.rows)
+    at = grid.headings.index("work")
+    assert {line[0].text: line[at].text for line in grid.rows}["staged"] == f"{work:.2f}"
     (table,) = overall_tables(reading.summary)
     (column,) = [column for column in table.columns if column.heading == "work"]
     assert f" work: {column.meaning}" == note
 
 
-def test_pipe_gets_the_table_of_a_terminal(make_reading, capsys, monkeypatch):
+def test_output_to_a_pipe_equals_that_to_a_terminal(make_reading, capsys, monkeypatch):
     print_runs([make_reading()], families=True)
     piped, err = capsys.readouterr()
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     print_runs([make_reading()], families=True)
-    drawn = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out)
-    assert piped == drawn
+    printed = re.sub("\x1b\\[[0-9;]*m", "", capsys.readouterr().out)
+    assert piped == printed
     assert "speedup by family" in piped and err == ""
 
 
-def test_json_is_an_object_a_row_with_the_talk_on_stderr(make_reading, capsys):
+def test_json_has_one_object_per_method_and_messages_on_stderr(make_reading, capsys):
     print_runs([make_reading()], form="json")
     out, err = capsys.readouterr()
     rows = [json.loads(line) for line in out.splitlines()]
@@ -252,13 +250,13 @@ def test_json_is_an_object_a_row_with_the_talk_on_stderr(make_reading, capsys):
     assert "specbench 0.1.0" in err
 
 
-def test_tsv_has_no_more_digits_than_a_figure_means(make_reading, capsys):
+def test_tsv_rounds_to_significant_digits(make_reading, capsys):
     print_runs([make_reading()], families=True, form="tsv")
     figures = re.findall(r"\d*\.\d+", capsys.readouterr().out)
     assert figures and max(map(len, figures)) <= len("0.0123456")
 
 
-def test_tsv_is_on_stdout_and_talk_on_stderr(make_reading, capsys):
+def test_tsv_is_on_stdout_and_messages_on_stderr(make_reading, capsys):
     print_runs([make_reading()], form="tsv")
     out, err = capsys.readouterr()
     rows = list(csv.DictReader(io.StringIO(out), delimiter="\t"))
@@ -269,14 +267,14 @@ def test_tsv_is_on_stdout_and_talk_on_stderr(make_reading, capsys):
     assert "\x1b" not in out + err
 
 
-def test_tsv_is_one_over_runs_and_families(make_reading, capsys):
+def test_tsv_of_several_runs_and_families_is_one_table(make_reading, capsys):
     print_runs([make_reading(), make_reading()], families=True, form="tsv")
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out), delimiter="\t"))
     assert len(rows) == 2 * 6 * (1 + 6)
     assert rows[0]["run"] == "20261121T102403Z-mini-00000000"
 
 
-def test_person_gets_colour_and_families(make_reading, capsys, monkeypatch):
+def test_terminal_output_has_colours_and_families(make_reading, capsys, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -288,7 +286,7 @@ def test_person_gets_colour_and_families(make_reading, capsys, monkeypatch):
     assert err == ""
 
 
-def test_no_color_takes_colours_away(make_reading, capsys, monkeypatch):
+def test_no_color_removes_colours(make_reading, capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     print_runs([make_reading()])
@@ -319,28 +317,28 @@ def test_table_says_where_parameters_come_from_once_some_are_not_the_default(
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_it_is_said_which_interval_is_at_once_over_all_rows(make_reading):
+def test_notes_explain_the_confidence_interval(make_reading):
     lines = all_notes(make_reading().summary, make_reading().facts)
     assert any(line.startswith("the 95% CI compares one method with vanilla") for line in lines)
 
 
-def test_every_rendering_says_which_interval_is_whose_and_what_is_too_few(
+def test_every_format_explains_the_intervals_and_warns_of_few_questions(
     make_reading, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(text, "MIN_QUESTIONS", 49)
     reading = make_reading()
-    whose = text.two_intervals(reading.summary)[0][1:]
+    which_interval = text.two_intervals(reading.summary)[0][1:]
     few = text.few_questions(reading.summary)[0][1:]
     write_latex(reading, tmp_path)
     tex = (tmp_path / "latex" / "overall.tex").read_text().replace(r"\%", "%")
     by_family = (tmp_path / "latex" / "families.tex").read_text()
-    assert whose in tex and few in tex and "--limit" not in tex
+    assert which_interval in tex and few in tex and "--limit" not in tex
     assert (
         "qa (8) &" in by_family
         and "with fewer than 49, a result is no reliable estimate" in by_family
     )
     page = render(report(reading.summary, reading.run.manifest, Incidents(), []))
-    assert whose in page and few in page and "### qa (8)" in page
+    assert which_interval in page and few in page and "### qa (8)" in page
     assert (
         "With fewer than" not in page
         and "with fewer than 49, a result is no reliable estimate" in page
@@ -349,15 +347,13 @@ def test_every_rendering_says_which_interval_is_whose_and_what_is_too_few(
         overall_tables(reading.summary),
         tables.family_tables(reading.summary),
     )
-    assert whose in table.note and any(few in line for line in list_warnings(reading))
+    assert which_interval in table.note and any(few in line for line in list_warnings(reading))
     assert families.columns[1] is metrics.QUESTIONS
     assert {row[1].text for row in families.rows} == {"8"}
     assert "with fewer than 49, a result is no reliable estimate" in families.note
 
 
-def test_every_rendering_warns_where_rare_questions_decide_a_speedup(
-    make_reading, synthetic, tmp_path
-):
+def test_every_format_warns_if_rare_questions_decide_a_speedup(make_reading, synthetic, tmp_path):
     def slower(record):
         if (record.label, record.prompt_id) != ("sps", "mini/7"):
             return record
@@ -371,8 +367,8 @@ def test_every_rendering_warns_where_rare_questions_decide_a_speedup(
     assert note.startswith(
         f"rare questions decide speedups: sps 1 of 48, {row.speedup_without_rare:.2f}x without"
     )
-    foot = all_notes(reading.summary, reading.facts)
-    assert note in " ".join(line.strip() for line in foot)
+    notes = all_notes(reading.summary, reading.facts)
+    assert note in " ".join(line.strip() for line in notes)
     page = render(report(reading.summary, reading.run.manifest, Incidents(), []))
     assert "rare questions decide speedups: sps 1 of 48" in page
     assert note in list_warnings(reading)
@@ -383,27 +379,27 @@ def test_every_rendering_warns_where_rare_questions_decide_a_speedup(
     )
 
 
-def test_more_than_three_letters_in_a_row_are_written_by_the_first_and_the_last(make_reading):
+def test_more_than_three_consecutive_group_letters_are_shortened_to_a_range(make_reading):
     row = make_reading().summary.rows[0]
-    for letters, shown in (
+    for group_letters, grid in (
         ("", ""),
         ("ABC", "ABC"),
         ("ABCD", "A-D"),
         ("ACDEFXYZabcd", "AC-FXYZa-d"),
         ("yzA'B'C'D'F'", "yzA'-D'F'"),
     ):
-        own = replace(row, letters=letters)
-        assert metrics.group(own) == metrics.GROUP.format(own) == shown
-        assert metrics.GROUP.data["group"](own) == letters
+        own = replace(row, letters=group_letters)
+        assert metrics.group(own) == metrics.GROUP.format(own) == grid
+        assert metrics.GROUP.data["group"](own) == group_letters
 
 
-def test_groups_beyond_the_alphabet_are_groups_of_their_own(make_reading):
+def test_group_letters_with_a_prime_are_different_groups(make_reading):
     row = make_reading().summary.rows[0]
-    rows = [replace(row, letters=letters) for letters in ("A", "A'", "B'A")]
+    rows = [replace(row, letters=group_letters) for group_letters in ("A", "A'", "B'A")]
     assert [len(same_group(own, rows)) for own in rows] == [1, 0, 1]
 
 
-def test_too_few_questions_are_said_and_no_others(make_reading, monkeypatch):
+def test_too_few_questions_have_a_warning(make_reading, monkeypatch):
     reading = make_reading()
     assert text.few_questions(reading.summary) == []
     monkeypatch.setattr(text, "MIN_QUESTIONS", 49)
@@ -412,19 +408,19 @@ def test_too_few_questions_are_said_and_no_others(make_reading, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("limited", "then"), [(True, " on): --limit 48"), (False, "this run's tasks have no more")]
+    ("limited", "ending"), [(True, " on): --limit 48"), (False, "this run's tasks have no more")]
 )
-def test_too_few_questions_are_mended_by_a_limit_only_where_there_are_more(
-    make_reading, monkeypatch, limited, then
+def test_warning_of_few_questions_suggests_limit_only_if_the_tasks_have_more(
+    make_reading, monkeypatch, limited, ending
 ):
     monkeypatch.setattr(text, "MIN_QUESTIONS", 49)
     reading = make_reading()
     facts = replace(reading.facts, limited=limited)
-    assert any(line.endswith(then) for line in all_notes(reading.summary, facts))
+    assert any(line.endswith(ending) for line in all_notes(reading.summary, facts))
 
 
 @pytest.mark.parametrize("width", [60, 80])
-def test_a_narrow_terminal_breaks_no_row_and_lacks_no_column(
+def test_a_narrow_terminal_shows_every_column_without_broken_lines(
     make_reading, capsys, monkeypatch, width
 ):
     print_runs([make_reading()], families=True)
@@ -434,8 +430,8 @@ def test_a_narrow_terminal_breaks_no_row_and_lacks_no_column(
     narrow = capsys.readouterr().out
     broken = [line for line in narrow.splitlines() if len(line) > width]
     assert [line for line in broken if len(line.split()) > 1] == [], "a path is one word"
-    said = set(wide.split())
-    assert said <= set(narrow.split())
+    words = set(wide.split())
+    assert words <= set(narrow.split())
     if width == 80:
         whole = [line for line in narrow.splitlines() if line.startswith(" sps ") and "[" in line]
         assert len(whole) == 1, "there is room for the whole of the first table"
@@ -443,57 +439,62 @@ def test_a_narrow_terminal_breaks_no_row_and_lacks_no_column(
 
 @pytest.fixture
 def lossy(synthetic):
-    """Records of two lossy rows of long names and of the control of one, all scored."""
+    """Return a function that makes scored records of a lossy method and of its random control."""
 
     def make(rate=0.3):
-        names = ["speculative-thinking reflect=together", "random for speculative-thinking reflect"]
+        data_names = [
+            "speculative-thinking reflect=together",
+            "random for speculative-thinking reflect",
+        ]
         fakes = [
             synthetic.Fake(
                 name, "loose", 5, 0.6, guarantee="quality_only", verdict="unchecked", relaxed=0.2
             )
-            for name in names
+            for name in data_names
         ]
         records = synthetic.records([synthetic.vanilla, *fakes])
         for record in records:
             at = int(record.prompt_id.partition("/")[2])
-            record.score = float(record.label != names[1] or at % 3 > 0)
-            if record.label == names[1]:
-                record.params = Params({}, {"like": names[0], "rate": rate})
+            record.score = float(record.label != data_names[1] or at % 3 > 0)
+            if record.label == data_names[1]:
+                record.params = Params({}, {"like": data_names[0], "rate": rate})
         return records
 
     return make
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
-def test_however_narrow_a_lossy_row_has_its_quality_and_n_beside_its_speedup(
+def test_lossy_methods_show_quality_and_n_with_the_speedup_at_every_width(
     make_reading, lossy, capsys, monkeypatch, width
 ):
     monkeypatch.setattr(output, "columns", lambda: width)
     print_runs([make_reading(lossy())], families=True)
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= width for line in lines if "speculative" in line)
-    _, *below = lines[next(at for at, line in enumerate(lines) if line.startswith("lossy")) :]
-    heading, *_ = (line for line in below if "speedup" in line)
+    _, *lossy_lines = lines[next(at for at, line in enumerate(lines) if line.startswith("lossy")) :]
+    heading, *_ = (line for line in lossy_lines if "speedup" in line)
     assert "less vanilla's" in heading and heading.split().count("n") == 1
-    rows = [line for line in below if re.search(r"\d\.\d\dx", line) and "vanilla " not in line]
+    rows = [
+        line for line in lossy_lines if re.search(r"\d\.\d\dx", line) and "vanilla " not in line
+    ]
     assert len(rows) == 2 and all(re.search(r"[+-]\d+\.\d \[.*\] 48\b", row) for row in rows)
 
 
-def test_a_control_that_lets_another_share_pass_is_compared_with_nothing(make_reading, lossy):
+def test_a_control_with_another_acceptance_rate_is_not_compared(make_reading, lossy):
     rate = next(
         row.rule_rate
         for row in make_reading(lossy()).summary.lossy
         if row.label.startswith("specul")
     )
     rows = [{"label": row.label, "accept": "loose(0.3)"} for row in lossy()]
-    for asked, known in ((rate, True), (rate + 0.04, True), (rate + 0.06, False)):
-        reading = make_reading(lossy(asked), rows=rows)
+    for control_rate, known in ((rate, True), (rate + 0.04, True), (rate + 0.06, False)):
+        reading = make_reading(lossy(control_rate), rows=rows)
         row = next(row for row in reading.summary.lossy if row.label.startswith("specul"))
         assert (row.over_random is not None) == known
         assert any("is no control of" in line for line in text.controls(reading.summary)) != known
 
 
-def test_tables_by_family_have_the_number_of_questions_of_each(make_reading, capsys):
+def test_family_tables_have_the_number_of_questions(make_reading, capsys):
     print_runs([make_reading()], families=True)
     out = capsys.readouterr().out
     assert "math_reasoning(8)" in out
@@ -503,34 +504,34 @@ def test_tables_by_family_have_the_number_of_questions_of_each(make_reading, cap
     )
 
 
-def test_a_figure_has_one_heading_and_one_way_to_be_written_in_every_rendering(
+def test_a_figure_has_the_same_heading_and_text_in_every_format(
     make_reading,
 ):
     reading = make_reading()
     row = reading.summary.rows[0]
     (page, *_) = overall_tables(reading.summary)
-    on_page = {
+    html_texts = {
         head.heading: cell.text for head, cell in zip(page.columns, page.rows[0], strict=True)
     }
-    drawn = _text(reading).splitlines()
-    heading = next(line for line in drawn if "speedup" in line)
-    written = next(line for line in drawn if f" {row.label} " in line)
-    for chosen in (metrics.SPEED, metrics.COST):
-        found = make_grid(chosen, reading.summary.rows)
-        for head, said in zip(found.headings, found.rows[0], strict=True):
-            assert said.text == on_page.get(head, said.text)
+    printed = _text(reading).splitlines()
+    heading = next(line for line in printed if "speedup" in line)
+    row_line = next(line for line in printed if f" {row.label} " in line)
+    for columns in (metrics.SPEED, metrics.COST):
+        found = make_grid(columns, reading.summary.rows)
+        for head, words in zip(found.headings, found.rows[0], strict=True):
+            assert words.text == html_texts.get(head, words.text)
         assert len(set(found.headings)) == len(found.headings)
     for column in select_informative(metrics.TERMINAL, reading.summary.rows)[2:]:
-        assert column.heading in heading and column.heading in on_page
-        assert column is metrics.TIME or column.format(row) in written
+        assert column.heading in heading and column.heading in html_texts
+        assert column is metrics.TIME or column.format(row) in row_line
 
 
-def test_columns_show_every_row_and_sort_by_what_they_show(make_reading):
+def test_columns_have_unique_data_names_and_no_value_only_if_empty(make_reading):
     rows = make_reading().summary.rows
-    for chosen in (metrics.TERMINAL, metrics.PAGE, metrics.DETAIL, metrics.EQUIVALENCE):
-        names = [name for column in chosen for name in column.data]
-        assert len(names) == len(set(names))
+    for columns in (metrics.TERMINAL, metrics.PAGE, metrics.DETAIL, metrics.EQUIVALENCE):
+        data_names = [name for column in columns for name in column.data]
+        assert len(data_names) == len(set(data_names))
         for row in rows:
-            for column in filter(lambda column: column.when([row]), chosen):
+            for column in filter(lambda column: column.when([row]), columns):
                 nothing = column.format(row) in ("", formats.NONE)
                 assert (column.cell(row).value is None) is nothing
