@@ -249,7 +249,7 @@ def test_folder_that_is_moved_during_a_run_is_resumed_where_it_is(specbench, tmp
     class Move(specbench.log):
         def show_record(self, record):
             super().show_record(record)
-            if len(self.cells) == 2:
+            if len(self.record_keys) == 2:
                 specbench.path(1).rename(tmp_path / "moved")
                 if name == "copy":
                     shutil.copytree(tmp_path / "moved", specbench.path(1))
@@ -286,7 +286,7 @@ def test_prompt_that_is_changed_during_a_run_is_named_and_the_run_goes_on_once_r
     class Change(specbench.log):
         def show_record(self, record):
             super().show_record(record)
-            if len(self.cells) == 4:
+            if len(self.record_keys) == 4:
                 edit(specbench.path(1) / "prompts.jsonl", swap)
 
     with pytest.raises(

@@ -215,7 +215,7 @@ def test_interrupted_tuning_goes_on_where_it_was(whole, log, tmp_path, after):
     assert RunDir.open(folder).manifest["status"] == "interrupted"
     rest = log()
     found = tuned(folder, rest)
-    assert 0 < len(rest.cells) <= len(view.cells) - after
+    assert 0 < len(rest.record_keys) <= len(view.record_keys) - after
     assert ids(found) == ids(run_dir)
     assert found.manifest["tuning"] == run_dir.manifest["tuning"]
     assert ids(RunDir.open(folder / "tuning")) == ids(RunDir.open(run_dir.path / "tuning"))
