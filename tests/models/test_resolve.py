@@ -21,7 +21,7 @@ from specbench_cli.models.aliases import HERE, Alias, aliases
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def checkpoint(folder: Path, without: str = "") -> Path:
+def make_checkpoint(folder: Path, without: str = "") -> Path:
     """A folder that looks like a checkpoint."""
     folder.mkdir(parents=True)
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
@@ -30,12 +30,12 @@ def checkpoint(folder: Path, without: str = "") -> Path:
     return folder
 
 
-def cached(cache: Path, hub_id: str, without: str = "") -> Path:
+def put_in_cache(cache: Path, hub_id: str, without: str = "") -> Path:
     """Put a checkpoint where the hub's cache keeps that id."""
     repo = cache / f"models--{hub_id.replace('/', '--')}"
     (repo / "refs").mkdir(parents=True)
     (repo / "refs" / "main").write_text(COMMIT)
-    return checkpoint(repo / "snapshots" / COMMIT, without)
+    return make_checkpoint(repo / "snapshots" / COMMIT, without)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def hub_cache(tmp_path, monkeypatch):
 
 
 def test_hub_id_in_the_cache_resolves_offline_in_a_fresh_process(tmp_path):
-    folder = cached(tmp_path / "hub", "org/name")
+    folder = put_in_cache(tmp_path / "hub", "org/name")
     program = (
         "import json, sys; from specbench_cli.models import resolve; c = resolve('org/name');"
         "print(json.dumps([str(c.path), c.hub_id, c.revision, c.label, 'torch' in sys.modules]))"
@@ -63,7 +63,7 @@ def test_hub_id_in_the_cache_resolves_offline_in_a_fresh_process(tmp_path):
 
 
 def test_an_alias_has_a_draft_and_a_commit(hub_cache):
-    folder = cached(hub_cache, "huggyllama/llama-7b")
+    folder = put_in_cache(hub_cache, "huggyllama/llama-7b")
     by_alias, by_id = resolve("llama-7b"), resolve("huggyllama/llama-7b")
     assert by_alias.path == by_id.path == folder
     assert by_alias.draft == by_id.draft == "llama-68m"
@@ -92,21 +92,21 @@ def test_unknown_hub_id_offline_has_no_known_size(hub_cache):
 
 
 def test_pickled_weights_are_refused_with_the_conversion_command(hub_cache):
-    cached(hub_cache, "org/pickled", without="model.safetensors")
+    put_in_cache(hub_cache, "org/pickled", without="model.safetensors")
     with pytest.raises(EnvironmentFault, match=r"no \*\.safetensors") as caught:
         resolve("org/pickled")
     assert "save_pretrained('pickled-safetensors')" in caught.value.hint
 
 
 def test_local_folder_is_labelled_by_its_own_name(tmp_path):
-    folder = checkpoint(tmp_path / "private" / "tiny")
+    folder = make_checkpoint(tmp_path / "private" / "tiny")
     found = resolve(str(folder))
     assert (found.path, found.label, found.hub_id, found.draft) == (folder, "tiny", None, None)
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path, missing):
-    folder = checkpoint(tmp_path / "tiny", without=missing)
+    folder = make_checkpoint(tmp_path / "tiny", without=missing)
     with pytest.raises(UsageError, match="no .*" + missing.split(".")[0].replace("model", "safe")):
         resolve(str(folder))
 
@@ -188,9 +188,9 @@ def test_sizes_are_parameters_times_bytes():
 
 
 def test_the_revision_of_an_alias_precedes_the_main_branch(hub_cache):
-    main = cached(hub_cache, "lmsys/vicuna-7b-v1.3")
+    main = put_in_cache(hub_cache, "lmsys/vicuna-7b-v1.3")
     assert resolve("vicuna-7b").path == main
-    pinned = checkpoint(main.parent / ("f" * 40))
+    pinned = make_checkpoint(main.parent / ("f" * 40))
     ref = main.parents[1] / "refs" / "refs" / "pr" / "4"
     ref.parent.mkdir(parents=True)
     ref.write_text("f" * 40)
@@ -200,7 +200,7 @@ def test_the_revision_of_an_alias_precedes_the_main_branch(hub_cache):
 
 
 def test_a_main_branch_with_only_pickles_does_not_replace_a_revision(hub_cache):
-    cached(hub_cache, "lmsys/vicuna-7b-v1.3", without="model.safetensors")
+    put_in_cache(hub_cache, "lmsys/vicuna-7b-v1.3", without="model.safetensors")
     with pytest.raises(EnvironmentFault, match="not on this machine") as caught:
         resolve("vicuna-7b")
     assert "--revision refs/pr/4" in caught.value.hint
@@ -210,14 +210,14 @@ def test_a_missing_target_names_its_draft_only_if_that_is_missing_too(hub_cache)
     with pytest.raises(EnvironmentFault) as caught:
         resolve("qwen3-8b")
     assert "hf download Qwen/Qwen3-0.6B" in caught.value.hint
-    cached(hub_cache, "Qwen/Qwen3-0.6B")
+    put_in_cache(hub_cache, "Qwen/Qwen3-0.6B")
     with pytest.raises(EnvironmentFault) as caught:
         resolve("qwen3-8b")
     assert "Qwen3-0.6B" not in caught.value.hint
 
 
 def test_the_chat_template_of_an_alias_equals_fastchat_s(hub_cache):
-    cached(hub_cache, "lmsys/vicuna-7b-v1.3")
+    put_in_cache(hub_cache, "lmsys/vicuna-7b-v1.3")
     template = resolve("vicuna-7b").template
     assert template is not None
     from jinja2 import Template

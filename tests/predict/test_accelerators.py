@@ -28,7 +28,10 @@ token leaves 16 numbers in the state."""
 
 
 def make(devices=1, shape=SMALL, **changes):
-    """Of round numbers: a number a ns from memory (two bytes each), 1000 operations a ns."""
+    """Return a roofline with round numbers.
+
+    A device reads one 2-byte number per ns and computes 1000 operations per ns.
+    """
     device = Accelerator(
         name="made",
         memory=1e4,
@@ -38,7 +41,7 @@ def make(devices=1, shape=SMALL, **changes):
         source="made",
         read=("here",),
     )
-    made = Roofline(
+    roofline = Roofline(
         hardware="made",
         accelerator=device,
         devices=devices,
@@ -46,7 +49,7 @@ def make(devices=1, shape=SMALL, **changes):
         shapes={"target": shape},
         dtype="bfloat16",
     )
-    return replace(made, **changes)
+    return replace(roofline, **changes)
 
 
 def test_a_memory_bound_forward_takes_its_bytes_over_the_bandwidth():

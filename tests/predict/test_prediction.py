@@ -220,7 +220,7 @@ def test_consecutive_target_forwards_use_the_warm_cache_cost():
 
 
 def test_several_probes_of_a_machine_are_averaged():
-    records = [plain("sps", 1120)]
+    records = [vanilla_record("sps", 1120)]
     (row,) = predict(records, MANIFEST, make_costs(), None, [make_costs(0.5)]).rows
     (lone,) = predict(records, MANIFEST, make_costs(), None).rows
     assert row.predicted == pytest.approx(0.75 * lone.predicted)
@@ -244,7 +244,7 @@ def test_an_output_of_one_token_has_no_decode_time():
     assert found.decode == 0
 
 
-def plain(label, decode, **changes):
+def vanilla_record(label, decode, **changes):
     return record(label, trace((PREFILL, 20), (VERIFY, 1)), PLAIN, decode, **changes)
 
 
@@ -257,10 +257,10 @@ MANIFEST = {
 def test_predictions_are_summed_by_method_and_task_and_over_all_tasks():
     """A plain step after 20 tokens is predicted to take 1120 ns."""
     records = [
-        plain("sps", 2240, task="gsm8k"),
-        plain("vanilla", 1400),
-        plain("vanilla", 1120, at=1),
-        plain("vanilla", 1120, task="gsm8k"),
+        vanilla_record("sps", 2240, task="gsm8k"),
+        vanilla_record("vanilla", 1400),
+        vanilla_record("vanilla", 1120, at=1),
+        vanilla_record("vanilla", 1120, task="gsm8k"),
     ]
     found = predict(records, MANIFEST, make_costs(), None)
     rows = {(row.label, row.task): row for row in found.rows}
@@ -280,16 +280,16 @@ def test_predictions_are_summed_by_method_and_task_and_over_all_tasks():
 
 def test_a_noisy_output_is_predicted_but_has_no_error():
     gone = {"void": True, "ns": Ns()}
-    (row,) = predict([plain("sps", 0, **gone)], MANIFEST, make_costs(), None).rows
+    (row,) = predict([vanilla_record("sps", 0, **gone)], MANIFEST, make_costs(), None).rows
     assert (row.outputs, row.void, row.measured, row.error) == (1, 1, None, None)
     assert row.predicted_void == pytest.approx(1120)
-    both = [plain("sps", 1120, at=1), plain("sps", 0, **gone)]
+    both = [vanilla_record("sps", 1120, at=1), vanilla_record("sps", 0, **gone)]
     (row,) = predict(both, MANIFEST, make_costs(), None).rows
     assert (row.measured, row.error) == (1120, pytest.approx(0))
 
 
 def test_costs_of_another_machine_are_an_additional_prediction():
-    (row,) = predict([plain("sps", 1120)], MANIFEST, make_costs(), make_costs(0.5)).rows
+    (row,) = predict([vanilla_record("sps", 1120)], MANIFEST, make_costs(), make_costs(0.5)).rows
     assert (row.predicted, row.elsewhere) == (pytest.approx(1120), pytest.approx(560))
     assert row.error == pytest.approx(0)
 
@@ -304,16 +304,16 @@ def test_a_method_that_cannot_be_replayed_has_a_reason():
         "heads": {"eagle a": {"sha256": "aa"}, "eagle3 b": {"sha256": "bb"}},
     }
     records = [
-        plain("vanilla", 1120),
-        plain("hf:vanilla", 0, forwards=None, peer=True),
-        plain("eagle", 0, forwards=trace((PREFILL, 20), (3, 1), (VERIFY, 1), kinds=head)),
-        plain(
+        vanilla_record("vanilla", 1120),
+        vanilla_record("hf:vanilla", 0, forwards=None, peer=True),
+        vanilla_record("eagle", 0, forwards=trace((PREFILL, 20), (3, 1), (VERIFY, 1), kinds=head)),
+        vanilla_record(
             "eagle3",
             0,
             forwards=trace((PREFILL, 20), (3, 1), (VERIFY, 1), kinds=other),
             params=Params({"head": "mine"}),
         ),
-        plain("sps", 0, error="broke", finish="error", forwards=None, steps=None),
+        vanilla_record("sps", 0, error="broke", finish="error", forwards=None, steps=None),
     ]
     found = predict(records, manifest, costs, None)
     assert [row.label for row in found.rows] == ["vanilla"]

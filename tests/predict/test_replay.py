@@ -18,7 +18,7 @@ VERIFY = ForwardKind("target", "verify", 0, 1, (0, 8))
 DRAFT = ForwardKind("draft", "draft", 1, 1, (0, 2))
 
 
-def made(*forwards, messages=(), unused=()):
+def make_trace(*forwards, messages=(), unused=()):
     """A trace of (kind, new tokens, start, end)."""
     kinds = list(dict.fromkeys(kind for kind, *_ in forwards))
     columns = ([each[i] for each in forwards] for i in (1, 2, 3))
@@ -27,7 +27,7 @@ def made(*forwards, messages=(), unused=()):
 
 
 TWO_STEPS = Steps([2, 1], [2, 1], [2, 1], [1, 1], [2, 2])
-PARALLEL = made(
+PARALLEL = make_trace(
     (PREFILL, 20, 0, 9),
     (DRAFT, 20, 10, 30),
     (VERIFY, 3, 40, 70),
@@ -66,7 +66,7 @@ def test_costs_and_latencies_can_be_replaced_in_a_replay():
 
 
 def test_a_cancelled_forward_keeps_its_worker_busy_but_does_not_end_the_decoding():
-    trace = made((PREFILL, 20, 0, 9), (VERIFY, 1, 10, 20), (VERIFY, 4, 20, 50), unused=[2])
+    trace = make_trace((PREFILL, 20, 0, 9), (VERIFY, 1, 10, 20), (VERIFY, 4, 20, 50), unused=[2])
     timeline = replay(RecordedForwards.from_trace(trace), MedianCosts({}))
     assert (timeline.busiest, timeline.last_used) == (40, 10)
 

@@ -72,13 +72,13 @@ def test_a_target_folder_without_a_model_is_a_usage_error(call, tmp_path):
 
 @pytest.mark.parametrize("name", ["training/embedded-7m", "training/tokenizer"])
 def test_training_writes_into_no_folder_that_is_a_link(call, tmp_path, name):
-    place, mine = tmp_path / "out" / name, tmp_path / "mine"
-    place.parent.mkdir(parents=True)
-    mine.mkdir()
-    place.symlink_to(mine)
+    path, user_file = tmp_path / "out" / name, tmp_path / "mine"
+    path.parent.mkdir(parents=True)
+    user_file.mkdir()
+    path.symlink_to(user_file)
     code, _, err = call("embedded", "pair", "--smoke", "--out", tmp_path / "out")
     assert (code, "is a link" in err) == (ExitCode.USAGE, True)
-    assert not list(mine.iterdir())
+    assert not list(user_file.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_training_writes_into_no_folder_that_is_a_link(call, tmp_path, name):
 )
 @pytest.mark.parametrize("link", [False, True], ids=["file", "link"])
 def test_a_user_s_file_is_not_replaced(call, tmp_path, recipe, words, name, link):
-    mine, place = tmp_path / "mine.txt", tmp_path / "out" / name
-    mine.write_text(MINE)
-    place.parent.mkdir()
-    place.symlink_to(mine) if link else shutil.copy(mine, place)
-    code, _, err = call(recipe, *words, "--out", place.parent)
+    user_file, path = tmp_path / "mine.txt", tmp_path / "out" / name
+    user_file.write_text(MINE)
+    path.parent.mkdir()
+    path.symlink_to(user_file) if link else shutil.copy(user_file, path)
+    code, _, err = call(recipe, *words, "--out", path.parent)
     assert (code, "specbench did not write this" in err) == (ExitCode.USAGE, True)
-    assert (mine.read_text(), place.read_text()) == (MINE, MINE)
-    assert not list(Path(place.parent).rglob("*.safetensors"))
+    assert (user_file.read_text(), path.read_text()) == (MINE, MINE)
+    assert not list(Path(path.parent).rglob("*.safetensors"))

@@ -39,7 +39,7 @@ def question(scorer, *references, turns=1):
     )
 
 
-def shifted(questions, result):
+def pair_with_next(questions, result):
     """The questions, each with another's reference that has a different result."""
     ordered = sorted(questions, key=result)
     step = max(Counter(map(result, questions)).values())
@@ -355,7 +355,7 @@ def test_a_reference_that_defines_a_builtin_name_lets_the_answer_define_it():
 def test_real_final_numbers_accept_their_reference_and_reject_others(name):
     questions = [q for q in load_task(name).questions if q.scorer == "final_number"]
     assert all(score(q, 1, q.reference[0]) == 1 for q in questions)
-    pairs = shifted(questions, lambda q: extract_final_number(q.reference[0]))
+    pairs = pair_with_next(questions, lambda q: extract_final_number(q.reference[0]))
     assert not any(score(q, 1, other.reference[0]) for q, other in pairs)
 
 
@@ -376,7 +376,7 @@ def test_scorers_of_mini_accept_their_reference_and_reject_others():
     assert all(score(q, turn, q.reference[turn - 1]) == 1 for q, turn in turns)
     sums = [q for q in questions if q.scorer == "final_number"]
     assert {q.family for q in sums} == {"math_reasoning"}
-    pairs = shifted(sums, lambda q: extract_final_number(q.reference[0]))
+    pairs = pair_with_next(sums, lambda q: extract_final_number(q.reference[0]))
     assert not any(score(q, 1, other.reference[0]) for q, other in pairs)
 
 

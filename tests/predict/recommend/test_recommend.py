@@ -205,7 +205,7 @@ ROW = SimpleNamespace(
     score_difference_low=None,
     score_difference_high=None,
 )
-CHOSEN = [
+DECISIONS = [
     ({}, True, "above 1"),
     ({"speedup_low": 0.99}, False, "is not above 1"),
     ({"speedup": 0.9, "speedup_low": 0.8, "speedup_high": 0.99}, False, "is not above 1"),
@@ -214,7 +214,7 @@ CHOSEN = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "chosen", "why"), CHOSEN)
+@pytest.mark.parametrize(("changes", "chosen", "why"), DECISIONS)
 def test_a_method_is_recommended_only_if_its_held_out_interval_proves_a_gain(changes, chosen, why):
     row = SimpleNamespace(**{**vars(ROW), **changes})
     kept = SimpleNamespace(choice=lambda label: SimpleNamespace(name="pld", params={}))
