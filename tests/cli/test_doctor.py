@@ -1,4 +1,4 @@
-"""Tests of `specbench doctor`: checks of the machine, consequences and fixes."""
+"""`specbench doctor`: what is missing, what does not work without it, and how to fix it."""
 
 import importlib.metadata
 import json
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
-    """An empty folder and hub cache, a quiet machine, no network, no variables of the user's."""
+    """Set an empty folder and hub cache, a quiet machine, no network and no user variables."""
     monkeypatch.chdir(tmp_path)
     for name in ("SPECBENCH_DATA", "SPECBENCH_DEBUG", "FORCE_COLOR", "CXX"):
         monkeypatch.delenv(name, raising=False)
@@ -35,7 +35,7 @@ def _elsewhere(tmp_path, monkeypatch):
 
 @pytest.fixture
 def doctor(capsys):
-    """Runs `specbench doctor --json`; returns exit code and checks by name."""
+    """Return a function that runs `specbench doctor --json`: exit code and checks by name."""
 
     def call():
         code = app._run(["doctor", "--json"])
@@ -172,7 +172,7 @@ def test_more_threads_than_cpus_are_reported(monkeypatch):
     assert check.mend.startswith("specbench run --threads ")
 
 
-# Where data is
+# Data files
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The sink: data and talk apart, TSV for pipes, nothing of the user's read as markup."""
+"""Output of commands: data on stdout, messages on stderr, TSV for pipes, no markup in values."""
 
 import io
 import json
@@ -20,7 +20,7 @@ def _plain_environment(monkeypatch):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Makes stdout a terminal when called; returns what is shown on it."""
+    """Return a function that turns stdout into a terminal and returns its screen."""
 
     class Screen(io.StringIO):
         def isatty(self):

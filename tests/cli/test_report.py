@@ -1,4 +1,4 @@
-"""`specbench report RUN --prompt`: from a run with a faulty method to the place where it shows."""
+"""`specbench report RUN --prompt`: find where the output of a faulty method differs."""
 
 import json
 import shlex
@@ -38,13 +38,13 @@ class StaleRow(Method):
 
 @pytest.fixture
 def report(call_here, faulty_run, capsys):
-    """Runs `specbench report here` with more arguments."""
+    """Return a function that runs `specbench report here` with more arguments."""
     return lambda *args: call_here(capsys, "report", "here", *args)
 
 
 @pytest.fixture(scope="module")
 def faulty_run(call_here, figures):
-    """A run of a method whose target keeps a rejected token's row, beside a right one."""
+    """Run a correct method, and one whose target keeps the KV row of a rejected token."""
     Path("faulty.py").write_text(textwrap.dedent(FAULTY))
     args = ["run", "--plugin", "faulty.py", "--isolation", "none", "-m", "stale-row,pld"]
     args += [
@@ -64,7 +64,7 @@ def faulty_run(call_here, figures):
 
 @pytest.fixture
 def broken_prompt(faulty_run):
-    """A prompt on which the faulty method's output is wrong."""
+    """Return a prompt for which the output of the faulty method is wrong."""
     records = RunDir.open(Path("here")).records()
     return next(r.prompt_id for r in records if r.verdict and r.verdict.kind == "mismatch")
 
@@ -156,7 +156,7 @@ def test_incompatible_runs_are_exit_2_unless_forced(report, tmp_path):
     assert (whole["runs"], whole["passes"]) == (["here", "there"], 2)
     manifest = json.loads((other / "manifest.json").read_text())
     manifest["config"]["effective"]["seed"] = 2
-    manifest.pop("files")  # the digests of the records with seed 1
+    manifest.pop("files")  # these are the digests of the records with seed 1
     (other / "manifest.json").write_text(json.dumps(manifest))
     records = [json.loads(line) for line in (other / "records.jsonl").read_text().splitlines()]
     lines = [json.dumps({**record, "seed": 2}) for record in records]

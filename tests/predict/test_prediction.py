@@ -1,4 +1,4 @@
-"""Replaying traces: hand-made records to sums worked out by hand."""
+"""Replays of synthetic traces, compared with sums by hand."""
 
 import pytest
 
@@ -19,12 +19,15 @@ PLAIN = Steps([0], [0], [0], [0], [1])
 
 
 TREE = 500
-"""What a tree's forward costs more than a chain's."""
+"""Additional cost of a tree forward over a chain."""
 
 
 def make_costs(factor=1.0, hosts=None, **roles):
-    """A forward takes `base` a token and 1 a row before it; a prefill 10 a token; a step 100, 10
-    more for a draft forward and 1 more for a drafted token."""
+    """Return costs with round numbers.
+
+    A forward takes `base` per token and 1 per context row. A prefill takes 10 per token. A step
+    takes 100, plus 10 per draft forward and 1 per drafted token.
+    """
     point = {"spread": 0.0, "samples": 1}
 
     def curve(base):
@@ -64,7 +67,7 @@ def make_costs(factor=1.0, hosts=None, **roles):
 
 
 def trace(*forwards, kinds=KINDS, unused=()):
-    """A trace of (kind, new tokens)."""
+    """Return a trace of forwards (kind, new tokens)."""
     kind, n = ([forward[i] for forward in forwards] for i in (0, 1))
     zeros = [0] * len(kind)
     return Trace(list(kinds), kind, n, zeros, zeros, list(unused))
@@ -98,7 +101,7 @@ def test_rejected_tokens_leave_the_context_of_every_model():
         (3, 20), (PREFILL, 20),
         # 2 drafted and accepted, a bonus: the draft has not seen its own last token and the bonus
         (DRAFT, 1), (DRAFT, 1), (VERIFY, 3),
-        # 2 drafted, none accepted: both models forget both
+        # 2 drafted, none accepted: both models drop both
         (DRAFT, 2), (DRAFT, 1), (VERIFY, 3),
         (VERIFY, 1),
         kinds=kinds,
@@ -123,7 +126,7 @@ def test_a_forward_through_some_layers_costs_their_share():
     kinds = [*KINDS, ForwardKind("target", "draft", 0, 1, (0, 2))]
     forwards = trace((PREFILL, 20), (3, 1), (VERIFY, 1), kinds=kinds)
     found = predict_output(forwards, PLAIN, make_costs())
-    # the row that it drafted is gone once the target verifies
+    # its drafted row is dropped when the target verifies
     assert found.decode == pytest.approx(1020 / 4 + 1020 + 100 + 10)
 
 
@@ -135,7 +138,7 @@ def test_drafting_layers_leave_no_kv_rows_and_cost_their_share():
     steps = Steps([2, 1], [2, 1], [2, 1], [1, 0], [2, 1])
     forwards = trace(
         (PREFILL, 20),
-        (3, 1), (3, 1), (VERIFY, 3),  # of the two one stands: 22 rows of text
+        (3, 1), (3, 1), (VERIFY, 3),  # one of two accepted: 22 rows of text
         (4, 1), (5, 2),
         kinds=kinds,
     )  # fmt: skip
@@ -183,7 +186,8 @@ def test_a_head_s_prefill_is_in_the_decode_time_and_it_has_its_own_host_costs():
     forwards = trace((PREFILL, 20), (3, 20), (3, 1), (VERIFY, 3), (3, 2), (VERIFY, 1), kinds=kinds)
     steps = Steps([2, 0], [2, 0], [1, 0], [1, 0], [2, 1])
     found = predict_output(forwards, steps, costs)
-    # The whole prompt as a prefill, then after its 20 rows and the drafted one; 22 are the text's.
+    # A prefill of the whole prompt, then forwards after 20 rows and one drafted row. The text
+    # has 22 rows.
     head = 200 + (30 + 20) + (60 + 21)
     assert found.decode == pytest.approx(head + 3020 + 1022 + 2 * 400 + 3 * 3)
     assert found.prefill == pytest.approx(200 + 400)
@@ -220,7 +224,7 @@ def test_consecutive_target_forwards_use_the_warm_cache_cost():
 
 
 def test_several_probes_of_a_machine_are_averaged():
-    records = [plain("sps", 1120)]
+    records = [vanilla_record("sps", 1120)]
     (row,) = predict(records, MANIFEST, make_costs(), None, [make_costs(0.5)]).rows
     (lone,) = predict(records, MANIFEST, make_costs(), None).rows
     assert row.predicted == pytest.approx(0.75 * lone.predicted)
@@ -244,7 +248,7 @@ def test_an_output_of_one_token_has_no_decode_time():
     assert found.decode == 0
 
 
-def plain(label, decode, **changes):
+def vanilla_record(label, decode, **changes):
     return record(label, trace((PREFILL, 20), (VERIFY, 1)), PLAIN, decode, **changes)
 
 
@@ -257,10 +261,10 @@ MANIFEST = {
 def test_predictions_are_summed_by_method_and_task_and_over_all_tasks():
     """A plain step after 20 tokens is predicted to take 1120 ns."""
     records = [
-        plain("sps", 2240, task="gsm8k"),
-        plain("vanilla", 1400),
-        plain("vanilla", 1120, at=1),
-        plain("vanilla", 1120, task="gsm8k"),
+        vanilla_record("sps", 2240, task="gsm8k"),
+        vanilla_record("vanilla", 1400),
+        vanilla_record("vanilla", 1120, at=1),
+        vanilla_record("vanilla", 1120, task="gsm8k"),
     ]
     found = predict(records, MANIFEST, make_costs(), None)
     rows = {(row.label, row.task): row for row in found.rows}
@@ -280,16 +284,16 @@ def test_predictions_are_summed_by_method_and_task_and_over_all_tasks():
 
 def test_a_noisy_output_is_predicted_but_has_no_error():
     gone = {"void": True, "ns": Ns()}
-    (row,) = predict([plain("sps", 0, **gone)], MANIFEST, make_costs(), None).rows
+    (row,) = predict([vanilla_record("sps", 0, **gone)], MANIFEST, make_costs(), None).rows
     assert (row.outputs, row.void, row.measured, row.error) == (1, 1, None, None)
     assert row.predicted_void == pytest.approx(1120)
-    both = [plain("sps", 1120, at=1), plain("sps", 0, **gone)]
+    both = [vanilla_record("sps", 1120, at=1), vanilla_record("sps", 0, **gone)]
     (row,) = predict(both, MANIFEST, make_costs(), None).rows
     assert (row.measured, row.error) == (1120, pytest.approx(0))
 
 
 def test_costs_of_another_machine_are_an_additional_prediction():
-    (row,) = predict([plain("sps", 1120)], MANIFEST, make_costs(), make_costs(0.5)).rows
+    (row,) = predict([vanilla_record("sps", 1120)], MANIFEST, make_costs(), make_costs(0.5)).rows
     assert (row.predicted, row.elsewhere) == (pytest.approx(1120), pytest.approx(560))
     assert row.error == pytest.approx(0)
 
@@ -304,16 +308,16 @@ def test_a_method_that_cannot_be_replayed_has_a_reason():
         "heads": {"eagle a": {"sha256": "aa"}, "eagle3 b": {"sha256": "bb"}},
     }
     records = [
-        plain("vanilla", 1120),
-        plain("hf:vanilla", 0, forwards=None, peer=True),
-        plain("eagle", 0, forwards=trace((PREFILL, 20), (3, 1), (VERIFY, 1), kinds=head)),
-        plain(
+        vanilla_record("vanilla", 1120),
+        vanilla_record("hf:vanilla", 0, forwards=None, peer=True),
+        vanilla_record("eagle", 0, forwards=trace((PREFILL, 20), (3, 1), (VERIFY, 1), kinds=head)),
+        vanilla_record(
             "eagle3",
             0,
             forwards=trace((PREFILL, 20), (3, 1), (VERIFY, 1), kinds=other),
             params=Params({"head": "mine"}),
         ),
-        plain("sps", 0, error="broke", finish="error", forwards=None, steps=None),
+        vanilla_record("sps", 0, error="broke", finish="error", forwards=None, steps=None),
     ]
     found = predict(records, manifest, costs, None)
     assert [row.label for row in found.rows] == ["vanilla"]

@@ -1,4 +1,4 @@
-"""The generated tasks: seeded, checkable, and `mini` held out by combination."""
+"""The generated tasks: reproducible, verifiable, and `mini` held out by combination."""
 
 import contextlib
 import io
@@ -41,14 +41,14 @@ def mini() -> list[generated.GeneratedConversation]:
 
 @pytest.fixture(scope="module")
 def shipped() -> dict[str, list[generated.GeneratedConversation]]:
-    """The rows of every shipped file."""
+    """Return the rows of every shipped file, by task."""
     return {
         name: [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for name, path in SHIPPED.items()
     }
 
 
-def of(
+def rows_of(
     shipped: dict[str, list[generated.GeneratedConversation]], task: str, category: str
 ) -> list[generated.GeneratedConversation]:
     return [row for row in shipped[task] if row["category"] == category]
@@ -138,7 +138,7 @@ def test_every_line_of_arithmetic_is_right_and_the_last_result_is_the_answer(
 def test_every_step_of_a_chain_starts_from_the_previous_result(
     shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
-    rows = of(shipped, "chains", "sums")
+    rows = rows_of(shipped, "chains", "sums")
     assert len(rows) == 180
     for row in rows:
         (answer,) = row["reference"]
@@ -269,7 +269,7 @@ def test_every_snippet_raises_the_quoted_error_and_its_last_correction_runs(
             return f"{type(error).__name__}: {error}"
         return stdout.getvalue()
 
-    for row in of(shipped, "repair", "snippet"):
+    for row in rows_of(shipped, "repair", "snippet"):
         for turn, (prompt, answer) in enumerate(
             zip(row["turns"], row["reference"], strict=True), 1
         ):
@@ -285,7 +285,7 @@ def test_every_snippet_raises_the_quoted_error_and_its_last_correction_runs(
 def test_manuals_contain_the_requested_lists(
     shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
-    for row in of(shipped, "repair", "manual"):
+    for row in rows_of(shipped, "repair", "manual"):
         entries = re.findall(r"  (--(\w+)( \w+)?): (.*)", row["turns"][0])
         values = {name: takes.replace(" N", " 3").replace(" FILE", " a.txt")
                   for _, name, takes, _ in entries}  # fmt: skip
@@ -303,7 +303,7 @@ def test_manuals_contain_the_requested_lists(
 def test_orders_are_those_of_the_tool_and_their_total_is_correct(
     shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
-    for row in of(shipped, "agentic", "orders"):
+    for row in rows_of(shipped, "agentic", "orders"):
         counted = row["template"].rpartition("_")[2]
         place = ["buyer", "town", "item"].index(counted) + 1
         value = next(w for w in WORD.findall(row["turns"][0].rpartition("?")[0].rpartition(".")[2])
@@ -311,8 +311,10 @@ def test_orders_are_those_of_the_tool_and_their_total_is_correct(
         table: list[list[str]] = []
         for turn, answer in list(zip(row["turns"], row["reference"], strict=True))[1:]:
             table += [line.split(" | ") for line in turn.splitlines() if " | " in line]
-            gone = re.search(r"order (\d+) was cancelled", turn)
-            table = [row_cells for row_cells in table if not gone or row_cells[0] != gone[1]]
+            cancelled = re.search(r"order (\d+) was cancelled", turn)
+            table = [
+                row_cells for row_cells in table if not cancelled or row_cells[0] != cancelled[1]
+            ]
             matching = [row_cells for row_cells in table if row_cells[place] == value]
             total = f"total: {sum(int(row_cells[4]) for row_cells in matching)}"
             assert answer.splitlines() == [
@@ -324,7 +326,7 @@ def test_orders_are_those_of_the_tool_and_their_total_is_correct(
 def test_agent_facts_occur_in_the_cited_passage(
     shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
-    for row in of(shipped, "agentic", "documents"):
+    for row in rows_of(shipped, "agentic", "documents"):
         passages: dict[str, str] = {}
         for turn, answer in list(zip(row["turns"], row["reference"], strict=True))[1:]:
             passages |= dict(re.findall(r"Passage (\d): (.*)", turn))
@@ -336,7 +338,7 @@ def test_agent_facts_occur_in_the_cited_passage(
 def test_a_plan_follows_the_tool_results(
     shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
-    for row in of(shipped, "agentic", "plan"):
+    for row in rows_of(shipped, "agentic", "plan"):
         steps = [line.partition("] ")[2] for line in row["reference"][0].splitlines()]
         done: set[str] = set()
         for turn, answer in list(zip(row["turns"], row["reference"], strict=True))[1:]:
@@ -351,7 +353,7 @@ def test_a_plan_follows_the_tool_results(
 def test_numbers_of_a_summary_occur_in_the_current_article(
     shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
-    for row in of(shipped, "agentic", "revision"):
+    for row in rows_of(shipped, "agentic", "revision"):
         assert len(set(row["turns"])) == len(set(row["reference"])) == 3
         for turn, answer in zip(row["turns"], row["reference"], strict=True):
             assert set(re.findall(r"\d+", answer)) <= set(re.findall(r"\d+", turn)), row["id"]

@@ -1,4 +1,4 @@
-"""Tasks by name, by YAML and by JSON lines, on small files made here."""
+"""Tasks by name, from YAML and from JSON lines."""
 
 import gzip
 import json
@@ -18,10 +18,10 @@ def jsonl(path: Path, *rows: object) -> Path:
     return path
 
 
-OWN = "name: own\nversion: '1'\nsource: {file: rows.jsonl}\n"
+CONFIG = "name: own\nversion: '1'\nsource: {file: rows.jsonl}\n"
 
 
-def card(path: Path, body: str) -> Path:
+def write_config(path: Path, body: str) -> Path:
     path.write_text(textwrap.dedent(body), encoding="utf-8")
     return path
 
@@ -139,7 +139,7 @@ def test_a_yaml_file_adds_a_task(tmp_path):
         {"key": "k1", "ask": "a", "kind": "sums", "tpl": "t", "answer": "1"},
         {"key": "k2", "ask": ["b", "c"], "kind": "chat", "tpl": "t"},
     )
-    path = card(
+    path = write_config(
         tmp_path / "own.yaml",
         """
         name: own
@@ -177,7 +177,7 @@ def test_samples_are_separate_questions_in_one_cluster(tmp_path):
         rows: 2
         samples: 3
         """
-    task = load_task(str(card(tmp_path / "own.yaml", body)))
+    task = load_task(str(write_config(tmp_path / "own.yaml", body)))
     found = [(q.prompt_id, q.cluster, q.base_id, q.sample) for q in task.questions]
     assert found == [
         (f"own/{id_}/{n}", f"own/{id_}", f"own/{id_}", n) for id_ in "ab" for n in (1, 2, 3)
@@ -189,13 +189,13 @@ def test_samples_are_separate_questions_in_one_cluster(tmp_path):
     ("body", "message"),
     [
         ("name: [", "not valid YAML"),
-        (OWN + "samples: 0", "own.yaml:4: samples must be at least 1, got 0"),
-        (OWN + "samples: 1001", "own.yaml:4: samples must be at most 1000, got 1001"),
+        (CONFIG + "samples: 0", "own.yaml:4: samples must be at least 1, got 0"),
+        (CONFIG + "samples: 1001", "own.yaml:4: samples must be at most 1000, got 1001"),
         ("[1]", "must consist of `key: value` lines, got list"),
-        (OWN + "row: 3", "row is not known; did you mean 'rows'?"),
-        (OWN + "rows: 0", "own.yaml:4: rows must be at least 1, got 0"),
-        (OWN + "name: twice", "own.yaml:4: 'name' is already on line 1"),
-        (OWN + "fields:\n  id: key\n  turns: [a]", "own.yaml:6: fields.turns must be text"),
+        (CONFIG + "row: 3", "row is not known; did you mean 'rows'?"),
+        (CONFIG + "rows: 0", "own.yaml:4: rows must be at least 1, got 0"),
+        (CONFIG + "name: twice", "own.yaml:4: 'name' is already on line 1"),
+        (CONFIG + "fields:\n  id: key\n  turns: [a]", "own.yaml:6: fields.turns must be text"),
         ("name: own\nsource: {file: a}", "version is missing"),
         (
             "name: own\nversion: '1'\nsource: {file: a.jsonl}\ncolour: red",
@@ -240,20 +240,20 @@ def test_samples_are_separate_questions_in_one_cluster(tmp_path):
             "name: own\nversion: '1'\nsource: [{file: a.jsonl}, {file: b.jsonl}]",
             "source must be several with a category of its own each",
         ),
-        (OWN + "scorer: best", "scorer must be one of 'exact_match'"),
-        (OWN + "scorer: {chat: math}", "scorer.chat must be one of 'multi_turn'"),
-        (OWN + "scorer: unit_tests", "scorer unit_tests and a program need each other"),
-        (OWN + "program: '{answer}'", "scorer unit_tests and a program need each other"),
+        (CONFIG + "scorer: best", "scorer must be one of 'exact_match'"),
+        (CONFIG + "scorer: {chat: math}", "scorer.chat must be one of 'multi_turn'"),
+        (CONFIG + "scorer: unit_tests", "scorer unit_tests and a program need each other"),
+        (CONFIG + "program: '{answer}'", "scorer unit_tests and a program need each other"),
         (
-            OWN + "scorer: unit_tests\nprogram: 'x'",
+            CONFIG + "scorer: unit_tests\nprogram: 'x'",
             "program must contain {answer}, the placeholder of the answer",
         ),
-        (OWN + "template: '{a.b}'", "template must have only column names in braces, not {a.b}"),
-        (OWN + "template: 'a } b'", "template must have braces in pairs"),
+        (CONFIG + "template: '{a.b}'", "template must have only column names in braces, not {a.b}"),
+        (CONFIG + "template: 'a } b'", "template must have braces in pairs"),
     ],
 )
 def test_wrong_yaml_is_named_by_file_and_field(tmp_path, body, message):
-    path = card(tmp_path / "own.yaml", body)
+    path = write_config(tmp_path / "own.yaml", body)
     with pytest.raises(UsageError) as caught:
         load_task(str(path))
     assert caught.value.message.startswith(str(path))
@@ -262,7 +262,7 @@ def test_wrong_yaml_is_named_by_file_and_field(tmp_path, body, message):
 
 def test_a_wrong_row_count_is_refused(tmp_path):
     jsonl(tmp_path / "rows.jsonl", {"prompt": "a"})
-    path = card(tmp_path / "own.yaml", OWN + "rows: 2\n")
+    path = write_config(tmp_path / "own.yaml", CONFIG + "rows: 2\n")
     with pytest.raises(EnvironmentFault, match=r"rows\.jsonl contains 1 questions, but own\.yaml"):
         load_task(str(path))
 
@@ -271,14 +271,14 @@ def test_the_first_line_of_a_csv_file_names_its_columns(tmp_path):
     (tmp_path / "rows.csv").write_bytes(
         b'\xef\xbb\xbfid,prompt\r\n7,"a ""b"", c\r\nd"\r\n\r\n8,e\r\n'
     )
-    path = card(tmp_path / "own.yaml", OWN.replace("rows.jsonl", "rows.csv"))
+    path = write_config(tmp_path / "own.yaml", CONFIG.replace("rows.jsonl", "rows.csv"))
     first, second = load_task(str(path)).questions
     assert (first.prompt_id, first.turns) == ("own/7", ('a "b", c\r\nd',))
     assert (second.prompt_id, second.turns) == ("own/8", ("e",))
 
 
 def test_only_a_json_list_is_a_task(tmp_path):
-    path = card(tmp_path / "own.yaml", OWN.replace("rows.jsonl", "rows.json"))
+    path = write_config(tmp_path / "own.yaml", CONFIG.replace("rows.jsonl", "rows.json"))
     (tmp_path / "rows.json").write_text('[{"prompt": "a"},\n {"prompt": "b"}]')
     assert [q.turns for q in load_task(str(path)).questions] == [("a",), ("b",)]
     (tmp_path / "rows.json").write_text('{"data": []}')
@@ -289,7 +289,7 @@ def test_only_a_json_list_is_a_task(tmp_path):
 def test_a_prompt_template_fills_columns_and_keeps_doubled_braces(tmp_path):
     jsonl(tmp_path / "rows.jsonl", {"a": "x {y}", "n": 3, "parts": ["p", "q"], "none": None})
     template = "template: '{a} {n} {parts}{none} \\boxed{{}}'\n"
-    path = card(tmp_path / "own.yaml", OWN + template)
+    path = write_config(tmp_path / "own.yaml", CONFIG + template)
     assert load_task(str(path)).questions[0].turns == ("x {y} 3 p\nq \\boxed{}",)
 
 
@@ -306,7 +306,7 @@ def test_a_prompt_template_fills_columns_and_keeps_doubled_braces(tmp_path):
 )
 def test_a_row_without_a_configured_column_is_named(tmp_path, more, message):
     jsonl(tmp_path / "rows.jsonl", {"a": "x", "far": float("inf")})
-    path = card(tmp_path / "own.yaml", OWN + more)
+    path = write_config(tmp_path / "own.yaml", CONFIG + more)
     with pytest.raises(UsageError) as caught:
         load_task(str(path))
     assert caught.value.message.startswith("own: rows.jsonl:1: ")
@@ -385,10 +385,10 @@ def test_a_too_long_id_or_category_is_refused_with_its_length(tmp_path, column):
 def test_category_with_a_control_character_is_refused(tmp_path, mark):
     own = jsonl(tmp_path / "own.jsonl", {"turns": ["a"], "category": f"q{mark}x"})
     rows = jsonl(tmp_path / "rows.jsonl", {"turns": ["a"]})
-    card = tmp_path / "own.yaml"
+    write_config = tmp_path / "own.yaml"
     sources = [{"file": rows.name, "category": f"q{mark}x"}, {"file": rows.name, "category": "b"}]
-    card.write_text(json.dumps({"name": "own", "version": "1", "source": sources}))
-    for path in (own, card):
+    write_config.write_text(json.dumps({"name": "own", "version": "1", "source": sources}))
+    for path in (own, write_config):
         with pytest.raises(UsageError, match="'category' must be one line without control"):
             load_task(str(path))
 
@@ -538,12 +538,12 @@ def test_a_file_too_large_when_uncompressed_is_refused(tmp_path, monkeypatch):
         load_task(str(tmp_path / "mine.jsonl.gz"))
     with zipfile.ZipFile(tmp_path / "rows.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("rows.jsonl", b" " * (2 << 20))
-    body = OWN.replace("{file: rows.jsonl}", "{file: rows.zip, member: rows.jsonl}")
+    body = CONFIG.replace("{file: rows.jsonl}", "{file: rows.zip, member: rows.jsonl}")
     with pytest.raises(EnvironmentFault, match="it has more than 1 MiB"):
-        load_task(str(card(tmp_path / "own.yaml", body)))
+        load_task(str(write_config(tmp_path / "own.yaml", body)))
 
 
 def test_suffixes_in_capital_letters_are_accepted(tmp_path):
     (tmp_path / "rows.CSV").write_text("prompt\na\n")
-    path = card(tmp_path / "own.YAML", OWN.replace("rows.jsonl", "rows.CSV"))
+    path = write_config(tmp_path / "own.YAML", CONFIG.replace("rows.jsonl", "rows.CSV"))
     assert load_task(str(path)).questions[0].turns == ("a",)

@@ -1,4 +1,4 @@
-"""Training the acceptance head: its loss, its labels, what is mixed, what the command leaves."""
+"""Training of the acceptance head (SpecDec++): loss, labels, mixed text, output files."""
 
 import json
 import re
@@ -148,7 +148,7 @@ def test_every_round_has_another_order_and_a_restored_source_continues_exactly()
     assert all(map(torch.equal, second[:3], other.batch(5, 10)[:3]))
 
 
-# ---- what is measured, what is stored -----------------------------------------------------------
+# ---- metrics and files --------------------------------------------------------------------------
 
 
 def test_the_divergence_is_zero_from_itself_and_finite_at_the_ends():
@@ -189,8 +189,8 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr("specbench_cli.training.replies.MAX_ANSWER", 8)
         done = CliRunner().invoke(app, options)
     assert done.exit_code == 0, done.output
-    for made in ("replies", "labels"):  # a bar each: both can take longer than the training
-        assert re.search(rf"^{made} .*\b(\d+)/\1\b", done.output, re.MULTILINE), done.output
+    for stage in ("replies", "labels"):  # both have a progress bar
+        assert re.search(rf"^{stage} .*\b(\d+)/\1\b", done.output, re.MULTILINE), done.output
     return out
 
 

@@ -1,4 +1,4 @@
-"""`specbench train draft`: what the distances are, and drafts that are aligned by them."""
+"""`specbench train draft`: distances between distributions, and drafts trained with them."""
 
 import json
 import math
@@ -55,7 +55,7 @@ ONE = torch.ones(1)
 
 
 def distributions(seed: int, rows: int = 1, sharp: float = 2.0) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of a draft, whose gradients are kept, and of a target, [rows, 7]."""
+    """Return log-probabilities of a draft (with gradients) and of a target, `[rows, 7]`."""
     torch.manual_seed(seed)
     q, p = (torch.log_softmax(sharp * torch.randn(rows, 7).double(), -1) for _ in range(2))
     return q.requires_grad_(), p
@@ -82,7 +82,7 @@ def test_total_variation_is_what_speculative_sampling_rejects(seed: int) -> None
     q, p = distributions(seed)
     accepted = torch.minimum(q.exp(), p.exp()).sum()
     assert tvd(q, p, ONE).item() == pytest.approx(1 - accepted.item())
-    assert tvd(q, p, ONE) <= (kl(q, p, ONE) / 2).sqrt() + 1e-12  # Pinsker
+    assert tvd(q, p, ONE) <= (kl(q, p, ONE) / 2).sqrt() + 1e-12  # Pinsker's inequality
 
 
 @given(SEEDS)
@@ -98,7 +98,7 @@ def test_tvd_plus_over_the_whole_vocabulary_is_the_normalised_gradient_of_tvd(se
     mean = ((q.exp() * (p > q)).sum(-1) * weights).sum() / weights.sum()
     deviation = (mean * (1 - mean)).sqrt()
     assert torch.allclose(ours * deviation, theirs, atol=1e-12)
-    assert ours[3].abs().sum() == 0  # a row that weighs nothing teaches nothing
+    assert ours[3].abs().sum() == 0  # a row of weight 0 has no gradient
 
 
 def test_every_distance_is_an_option_besides_cross_entropy() -> None:
@@ -145,7 +145,7 @@ def test_target_tokens_outside_a_cut_vocabulary_count_as_draft_probability_zero(
 
 @pytest.fixture(scope="module", autouse=True)
 def _short() -> Iterator[None]:
-    """Untrained models never end an answer by themselves."""
+    """Limit the length of answers, since untrained models never end one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("specbench_cli.training.replies.MAX_ANSWER", 8)
         patch.setattr(align, "ROUND_STEPS", 2)
@@ -155,12 +155,12 @@ def _short() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The folders of a target of two layers and a draft of one."""
+    """Return the folders of a target with two layers and a draft with one."""
     return export_models(tmp_path_factory, 2, 1)
 
 
 class Killed(Exception):
-    """Stands for a signal in the middle of a run."""
+    """Exception in place of a signal during a run."""
 
 
 def aligner(out: Path, pair: tuple[Path, Path], kill_after: int | None = None) -> Aligner:
@@ -178,7 +178,7 @@ def aligner(out: Path, pair: tuple[Path, Path], kill_after: int | None = None) -
     )
 
 
-def short(loss: str, samples: Any, steps: int = 5) -> align.Alignment:
+def short_plan(loss: str, samples: Any, steps: int = 5) -> align.Alignment:
     plan = make_alignment(f"{loss}-{samples}", loss, samples, 1.0, steps)
     return replace(plan, stages=(replace(plan.stages[0], sequences=1, length=128),))
 
@@ -187,7 +187,7 @@ def short(loss: str, samples: Any, steps: int = 5) -> align.Alignment:
 def test_a_resumed_alignment_equals_an_uninterrupted_one(
     samples: str, tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
-    plan = short("tvd++", samples)
+    plan = short_plan("tvd++", samples)
     straight = aligner(tmp_path / "whole", pair).align(plan)
     with pytest.raises(Killed):
         aligner(tmp_path / "parts", pair, kill_after=3).align(plan)
@@ -199,13 +199,13 @@ def test_a_resumed_alignment_equals_an_uninterrupted_one(
         load_file(tmp_path / out / plan.name / "model.safetensors") for out in ("whole", "parts")
     )
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    load_decoder(tmp_path / "whole" / plan.name, name="draft")  # as a run loads it
+    load_decoder(tmp_path / "whole" / plan.name, name="draft")  # a run loads it this way
 
 
 def test_own_replies_are_sampled_from_the_current_draft(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
-    plan = short("kl", "own")
+    plan = short_plan("kl", "own")
     with pytest.raises(Killed):
         aligner(tmp_path, pair, kill_after=3).align(plan)
     folder = tmp_path / WORK / plan.name
@@ -220,11 +220,11 @@ def test_own_replies_are_sampled_from_the_current_draft(
     )
     assert (tmp_path / "own-001.jsonl").read_text() != replies[
         0
-    ]  # as it began it says other things
+    ]  # the initial draft generates other replies
 
 
 def test_estimated_mat_equals_mat_of_decoding(tmp_path: Path) -> None:
-    """Of the shipped pair, whose draft is right often enough, on the target's greedy outputs."""
+    """Test with the shipped pair, whose draft is often right on the target's greedy outputs."""
     paths = [resolve(name).path for name in ("embedded", "embedded-1m")]
     target, draft = (load_decoder(path, name=path.name) for path in paths)
     trained = replace(aligner(tmp_path, (paths[0], paths[1])), n_held_out=3)
@@ -256,7 +256,7 @@ def test_cross_entropy_of_its_own_replies_is_refused(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
     with pytest.raises(UsageError, match="would learn its own replies"):
-        aligner(tmp_path, pair).align(short("ce", "own"))
+        aligner(tmp_path, pair).align(short_plan("ce", "own"))
 
 
 def test_a_draft_with_another_vocabulary_is_refused_and_names_methods_that_accept_it(
@@ -264,14 +264,14 @@ def test_a_draft_with_another_vocabulary_is_refused_and_names_methods_that_accep
 ) -> None:
     foreign = replace(aligner(tmp_path, pair), draft=lambda: resolve("embedded-xv").path)
     with pytest.raises(UsageError, match="no draft model with the vocabulary") as caught:
-        foreign.align(short("kl", "target"))
+        foreign.align(short_plan("kl", "target"))
     assert "tli, uag and omnidraft" in (caught.value.hint or "")
 
 
 def test_a_draft_with_a_cut_vocabulary_is_not_cut_again(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
-    plan = replace(short("ce", "target"), name="cut")
+    plan = replace(short_plan("ce", "target"), name="cut")
     first = replace(aligner(tmp_path, pair), vocabulary=50)
     made = first.align(plan)
     again = replace(first, draft=lambda: tmp_path / "cut")
@@ -289,7 +289,9 @@ def test_cross_entropy_skips_tokens_outside_a_cut_vocabulary(
     weights = torch.tensor([[1.0, 1.0, 1.0, 1.0]])
     loss = text_loss(model)(TrainingBatch(ids[:, :-1], ids[:, 1:], weights))
     rows = model(ids[:, :-1]).logits[0].log_softmax(-1)
-    log_probs = [rows[at, token] for at, token in enumerate((9, 5, 9))]  # and not the last, 7
+    log_probs = [
+        rows[at, token] for at, token in enumerate((9, 5, 9))
+    ]  # without the last token, 7, which is not in the draft vocabulary
     assert loss.item() == pytest.approx(-torch.stack(log_probs).mean().item(), rel=1e-2)
 
 
@@ -346,16 +348,16 @@ def test_the_table_has_means_over_seeds_with_student_t_intervals() -> None:
     }
     row = make_loss_row("kl", 100, of["kl"], of["kl"])
     assert (row["mat before"], row["mat"], row["alpha"]) == (1.5, 2.5, 0.6)
-    half = 12.706 * 0.7071 / math.sqrt(2)  # of two values
+    half = 12.706 * 0.7071 / math.sqrt(2)  # for two values
     assert row["mat low"] == pytest.approx(2.5 - half, abs=1e-3)
     assert row["mbsu low"] == row["mbsu high"] == 1.5
     other = make_loss_row("tvd", 100, of["tvd"], of["kl"])
-    assert other["alpha over first"] == 0.1  # seed by seed, so that it is exact
+    assert other["alpha over first"] == 0.1  # computed per seed, so it is exact
     assert other["alpha over first low"] == other["alpha over first high"] == 0.1
     assert (other["mat over first"], other["mat over first high"]) == (0.55, 1.1853)
 
 
-# ---- sorted --------------------------------------------------------------------------------------
+# ---- drafts with several exits (sorted) ---------------------------------------------------------
 
 
 def test_first_layers_share_the_norm_and_output_of_the_whole_model(
@@ -372,15 +374,18 @@ def test_first_layers_share_the_norm_and_output_of_the_whole_model(
 def test_a_sorted_draft_learns_the_mean_of_the_losses_at_all_its_exits(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
-    plan = short("kl", "target")
+    plan = short_plan("kl", "target")
     trained = replace(aligner(tmp_path, (pair[0], pair[0])), exits=(1,))
     result = trained.align(plan)
     batch = Replies(trained._encoder.padding, lambda: trained._training_replies).batch(1, 128)
-    begun = trained._make_initial_model()
+    first_draft = trained._make_initial_model()
     each = [
-        target_loss(part, trained._target_model) for part in (take_first_layers(begun, 1), begun)
+        target_loss(part, trained._target_model)
+        for part in (take_first_layers(first_draft, 1), first_draft)
     ]
-    assert each[1](batch).item() == pytest.approx(0, abs=1e-6)  # it begins as its target
+    assert each[1](batch).item() == pytest.approx(
+        0, abs=1e-6
+    )  # the draft starts as a copy of its target
     mean = sum(loss(batch).item() for loss in each) / 2
     assert average_losses(each)(batch).item() == pytest.approx(mean)
     assert result.curve[0].loss > 0
@@ -394,4 +399,4 @@ def test_an_exit_after_the_last_layer_is_refused(
 ) -> None:
     own = pair if exits == (1,) else (pair[0], pair[0])
     with pytest.raises(UsageError, match=f"cannot exit after layer {exits[0]}"):
-        replace(aligner(tmp_path, own), exits=exits).align(short("kl", "target"))
+        replace(aligner(tmp_path, own), exits=exits).align(short_plan("kl", "target"))

@@ -10,7 +10,7 @@ from specbench_cli.training.convert import convert
 
 
 class Runs:
-    """Object whose pickle runs a command when it is loaded."""
+    """Object whose pickle runs a command when loaded."""
 
     def __reduce__(self):
         return os.system, ("true",)

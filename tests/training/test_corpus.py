@@ -1,4 +1,4 @@
-"""The training stream: seeded, resumable, mixed as stated."""
+"""The training corpus: seeded, resumable, with the documented mixture."""
 
 import json
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Datastores: what is in them, what is left alone, what is refused."""
+"""Datastores of REST: their content, resumption and errors."""
 
 import json
 from pathlib import Path
@@ -48,9 +48,9 @@ def test_a_datastore_has_target_tokens_and_is_built_once(
     found = store.find(ids[0][:shared])
     ways = store.continuations(found, shared, 1, most=9)[:, 0].tolist()
     assert sorted(ways) == sorted([ids[0][shared], ids[1][shared]])
-    card = json.loads((folder / "config.json").read_text())
-    assert [source["file"] for source in card["specbench"]["from"]] == ["some.jsonl", "more.txt"]
-    assert str(tmp_path) not in json.dumps(card)
+    config = json.loads((folder / "config.json").read_text())
+    assert [source["file"] for source in config["specbench"]["from"]] == ["some.jsonl", "more.txt"]
+    assert str(tmp_path) not in json.dumps(config)
     assert progress == [3]
     maker.make_from_texts(files, fresh=False)
     assert progress == [3], "made once"
@@ -63,9 +63,9 @@ def test_a_datastore_has_target_tokens_and_is_built_once(
 def test_a_store_of_another_tokenizer_is_refused(tmp_path: Path, target: Path, loaded) -> None:
     (tmp_path / "out").mkdir()
     folder = DatastoreMaker(tmp_path / "out", target).make_from_texts(_files(tmp_path), fresh=False)
-    card = json.loads((folder / "config.json").read_text())
-    card["specbench"]["tokenizer_sha256"] = "0" * 64
-    (folder / "config.json").write_text(json.dumps(card))
+    config = json.loads((folder / "config.json").read_text())
+    config["specbench"]["tokenizer_sha256"] = "0" * 64
+    (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(EnvironmentFault, match="built with another tokenizer"):
         Datastore.load(folder, {"target": loaded})
 

@@ -1,4 +1,4 @@
-"""`specbench train eagle`, `eagle3` and `mtp` on a tiny target: what is left, and what stops do."""
+"""`specbench train eagle`, `eagle3` and `mtp` on a tiny target: output files and resumption."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -34,12 +34,12 @@ app = with_all_options(train)
 
 
 class Killed(Exception):
-    """Stands for a signal in the middle of a run."""
+    """Exception in place of a signal during a run."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _short_answers() -> Iterator[None]:
-    """An untrained target never ends its answers by itself."""
+    """Limit the length of answers, since an untrained target never ends one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("specbench_cli.training.replies.MAX_ANSWER", 8)
         yield
@@ -47,7 +47,7 @@ def _short_answers() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that was never trained, with the family's tokenizer."""
+    """Return the folder of a tiny untrained model with the embedded family's tokenizer."""
     folder = tmp_path_factory.mktemp("targets") / "tiny"
     recipe = replace(family.TARGET, hidden=16, layers=8, heads=2, mlp=24)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(resolve("embedded").path)
@@ -75,7 +75,7 @@ def run(kind: str, out: Path, target: Path, *more: str) -> Any:
     return CliRunner().invoke(app, [kind, *options], catch_exceptions=False)
 
 
-def tiny(recipe: HeadSchedule) -> HeadSchedule:
+def shorten(recipe: HeadSchedule) -> HeadSchedule:
     stages = tuple(replace(stage, steps=3, sequences=1, length=256) for stage in recipe.stages)
     return replace(recipe, mlp=24, stages=stages, warmup_steps=1)
 
@@ -98,7 +98,7 @@ def test_training_time_excludes_the_generation_of_replies(
 
     monkeypatch.setattr(head_trainer.loop, "train", train)
     with pytest.raises(Killed):
-        trainer(tmp_path, target).train(tiny(SCHEDULES["eagle"]), "ttt")
+        trainer(tmp_path, target).train(shorten(SCHEDULES["eagle"]), "ttt")
 
 
 @pytest.mark.parametrize("recipe", SCHEDULES.values(), ids=SCHEDULES)
@@ -118,7 +118,12 @@ def test_curves_include_mat_estimates_during_training(trained: Path) -> None:
     assert list(facts) == [recipe.name for recipe in SCHEDULES.values()]
     for fact in facts.values():
         assert fact["curve"][-1]["step"] == fact["steps"]
-        assert [each["step"] for each in fact["mat"]] == [1, 2, 3, 4]  # however short
+        assert [each["step"] for each in fact["mat"]] == [
+            1,
+            2,
+            3,
+            4,
+        ]  # estimated at every step of this short training
         assert fact["mat"][-1]["mat"] >= 1.0
     assert (trained / "training_curve.png").stat().st_size > 1_000
 
@@ -147,7 +152,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(head_trainer, "MEASURE_INTERVAL", 2)
-    whole, parts, plan = tmp_path / "whole", tmp_path / "parts", tiny(recipe)
+    whole, parts, plan = tmp_path / "whole", tmp_path / "parts", shorten(recipe)
     straight = trainer(whole, target).train(plan, "ttt")
     with pytest.raises(Killed):
         trainer(parts, target, kill_after=3).train(plan, "ttt")
@@ -185,7 +190,7 @@ def test_a_parallel_drafter_resumes_and_is_loaded_by_decoding(
     ours, theirs = (load_file(out / name / "model.safetensors") for out in (whole, parts))
     assert all(torch.equal(ours[each], theirs[each]) for each in ours)
     (wanted,) = registry.build(kind.kind, {}).artifacts()
-    assert wanted.kind.load(parts / name, {"target": decoder}).mask == 4  # the padding
+    assert wanted.kind.load(parts / name, {"target": decoder}).mask == 4  # the padding token
 
 
 def test_a_pard_draft_is_adapted_from_a_draft_model(tmp_path: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""The training loop: seeded, and stopping changes nothing."""
+"""The training loop: seeded, and resumed without a difference."""
 
 import json
 from dataclasses import replace
@@ -25,7 +25,7 @@ OPTIMIZATION = Optimization(peak_lr=0.05, end_lr=0.005, warmup_steps=3)
 
 
 class Counting:
-    """Batches of a counter; its place is one number."""
+    """Batch source that counts; its state is one number."""
 
     def __init__(self, start: int = 0) -> None:
         self.at = start
@@ -43,7 +43,7 @@ class Counting:
 
 
 class Killed(Exception):
-    """Stands for a signal in the middle of a run."""
+    """Exception in place of a signal during a run."""
 
 
 def model() -> nn.Module:

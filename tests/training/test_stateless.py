@@ -1,4 +1,4 @@
-"""Heads without a state in training: what each level learns, what is left, what is refused."""
+"""Training of heads without a KV state: levels, loss, output files and errors."""
 
 import json
 from dataclasses import replace
@@ -45,11 +45,11 @@ BEGIN, VOCABULARY, LENGTH = 3, 40, 24
 
 
 class Killed(Exception):
-    """Stands for a signal in the middle of a run."""
+    """Exception in place of a signal during a run."""
 
 
 class Lines(FeatureHead):
-    """A linear map a level, over two of the target's layers."""
+    """Head with one linear map per level over two target layers."""
 
     kind = "lines"
     captured_layers = (1, -1)
@@ -63,7 +63,7 @@ class Lines(FeatureHead):
 
 
 class Sequential(Lines):
-    """What is not logits of levels."""
+    """Head that does not return logits per level."""
 
     def forward(self, rows: Tensor) -> Tensor:
         return super().forward(rows)[0]
@@ -86,7 +86,7 @@ def target() -> LlamaForCausalLM:
 
 
 def text(seed: int = 0, chats: tuple[int, ...] = (11, 13)) -> Tensor:
-    """Chats of these lengths packed into one sequence [1, LENGTH + 1]."""
+    """Return chats of these lengths, packed into one sequence `[1, LENGTH + 1]`."""
     drawn = torch.Generator().manual_seed(seed)
     ids = torch.randint(5, VOCABULARY, (1, sum(chats) + 1), generator=drawn)
     first = 0
@@ -107,7 +107,7 @@ def test_level_k_predicts_the_token_k_places_after_the_next(target: LlamaForCaus
     for level, step in enumerate(steps):
         torch.testing.assert_close(step.logits[0], logits[level])
         assert step.positions.tolist() == [[3 + level, 10 + level, 16 + level]]
-    assert [step.valid.tolist() for step in steps] == [  # slot 9's chat ends with place 10
+    assert [step.valid.tolist() for step in steps] == [  # the chat of slot 9 ends at position 10
         [[True, True, True]],
         [[True, False, True]],
         [[True, False, True]],
@@ -128,7 +128,7 @@ def test_the_loss_is_the_cross_entropy_to_the_targets_distributions(
         logits = head(read.features[0]).float().log_softmax(-1)
     total = 0.0
     for level, share in enumerate((1.0, 0.5, 0.25)):
-        at = torch.arange(10 + level, 15)  # drafted from slots 9 to 13, before the answer's tokens
+        at = torch.arange(10 + level, 15)  # slots 9 to 13 draft these tokens
         each = -(wanted[at] * logits[level, at - level - 1]).sum(-1)
         total += share * float(each.mean())
     assert loss.item() == pytest.approx(total / 1.75, rel=2e-3)
@@ -165,7 +165,7 @@ def test_a_head_without_logits_per_level_is_refused(target: LlamaForCausalLM) ->
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that was never trained, with the family's tokenizer."""
+    """Return the folder of a tiny untrained model with the embedded family's tokenizer."""
     place = tmp_path_factory.mktemp("targets") / "tiny"
     recipe = replace(family.TARGET, hidden=16, layers=4, heads=2, mlp=24)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(resolve("embedded").path)

@@ -1,4 +1,4 @@
-"""`specbench predict`: from a probe to a prediction, and every way to hold it wrong."""
+"""`specbench predict`: a probe, a prediction from it, and every error of its options."""
 
 import csv
 import io
@@ -31,7 +31,10 @@ METHODS = ["vanilla", "sps", "pld", "all"]
 
 @pytest.fixture
 def run(capsys, tmp_path, monkeypatch):
-    """Runs a command in an empty folder with an empty cache; returns exit code, stdout, stderr."""
+    """Return a function that runs a command in an empty folder with an empty cache.
+
+    The function returns exit code, stdout and stderr.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SPECBENCH_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -47,7 +50,7 @@ def run(capsys, tmp_path, monkeypatch):
 
 @pytest.fixture
 def run_folder(tmp_path):
-    """A finished run of vanilla, sps, pld and peers, in a folder of its own."""
+    """Return the folder of a finished run with vanilla, sps, pld and methods of transformers."""
     folder = tmp_path / "made"
     shutil.copytree(REFERENCE, folder)
     return folder
@@ -55,7 +58,7 @@ def run_folder(tmp_path):
 
 @pytest.fixture
 def costs(run_folder):
-    """Costs of that run's machine, models and set-up: 1 ms a forward and 0.1 ms a token."""
+    """Return costs for the run's machine, models and setup: 1 ms per forward, 0.1 ms per token."""
     manifest = json.loads((run_folder / "manifest.json").read_text())
     config = manifest["config"]["effective"]
     points = [
@@ -85,14 +88,14 @@ def costs(run_folder):
 
 @pytest.fixture
 def saved_costs(run, costs):
-    """The same costs, where a probe keeps them."""
+    """Save the costs where a probe saves them, and return the file."""
     path = cache_path(costs.machine["id"], costs.models, costs.setup)
     costs.save(path)
     return path
 
 
 def save_changed(costs, path, **changes):
-    """A file of costs that differ."""
+    """Save the costs with some changed fields, and return the file's path."""
     costs.model_copy(update=changes).save(path)
     return str(path)
 
@@ -112,7 +115,9 @@ def test_a_run_is_predicted_from_the_saved_costs_of_its_machine(run, run_folder,
     steps = sum(len(r["steps"]["levels"]) for r in records if r["label"] == "vanilla")
     assert float(vanilla["predicted"]) == pytest.approx(steps * 1.2e6)
     ratio = float(vanilla["predicted"]) / float(vanilla["measured"])
-    assert float(vanilla["efficiency"]) == pytest.approx(ratio, abs=1e-6)  # six digits
+    assert float(vanilla["efficiency"]) == pytest.approx(
+        ratio, abs=1e-6
+    )  # the table has six digits
     assert float(vanilla["error"]) == pytest.approx(ratio - 1, abs=1e-6)
 
 
@@ -257,7 +262,7 @@ def test_the_help_has_every_example(run):
 
 @pytest.fixture
 def small_probe(monkeypatch):
-    """A probe of a few points."""
+    """Let a probe measure only a few points."""
     grid = ProbeGrid(contexts=(16, 64), chains=(1, 6), trees=(4,), levels=(2,))
     monkeypatch.setitem(probe.Probe.__init__.__kwdefaults__, "grid", grid)
     monkeypatch.setitem(probing.PROBED_PARAMS, "sps-tree", ({"widths": (2, 1)},))
@@ -291,7 +296,9 @@ def test_a_probe_without_a_draft_model_prints_the_target_s_points(
     assert code == 0, err
     assert "in costs.json" in err
     assert "batches up to 3: each further sequence of a forward" in err
-    points = Costs.load(Path("costs.json")).batch.points  # there is no draft model for eqspec
+    points = Costs.load(
+        Path("costs.json")
+    ).batch.points  # eqspec is missing: it needs a draft model
     assert [(at.name, at.sequences) for at in points] == list(
         product(("pld", "vanilla"), (1, 2, 3))
     )
@@ -302,7 +309,7 @@ def test_a_probe_without_a_draft_model_prints_the_target_s_points(
 
 @pytest.fixture
 def make_head(tmp_path):
-    """Writes a random EAGLE head for embedded-1m in the authors' layout."""
+    """Return a function that writes a random EAGLE head for embedded-1m in the authors' layout."""
     target = load_decoder(resolve("embedded-1m").path, name="target")
 
     def make(seed):
@@ -405,10 +412,10 @@ def test_load_simulates_the_run_and_marks_the_result_as_modelled(run, run_folder
     for row in slow.values():
         assert not row["saturated"] and row["requests"] == 12
         assert row["latency_s_p50"] < fast[row["method"]]["latency_s_p50"]
-    # 1.1 ms a forward of the target and 0.1 ms of the host; sps is dear: its draft costs as much.
+    # A target forward takes 1.1 ms and the host 0.1 ms. sps is slow: its draft costs as much.
     assert slow["vanilla"]["ms_per_token_p50"] == pytest.approx(1.2, rel=0.1)
     assert fast["vanilla"]["saturated"] and (found["measured"], found["errors"]) == ([], [])
-    assert run(*options, "--json")[1] == out  # the same every time
+    assert run(*options, "--json")[1] == out  # the simulation is reproducible
     code, out, _ = run(*options)
     lines = out.splitlines()
     assert code == 0 and lines[0].startswith("modelled: batch 2")

@@ -1,4 +1,4 @@
-"""`specbench recommend` as a person meets it."""
+"""`specbench recommend` from the command line."""
 
 import json
 
@@ -17,7 +17,10 @@ SMALL = "--allow-noise --max-new-tokens 6 --isolation none --minutes 3".split()
 
 @pytest.fixture
 def run(capsys, tmp_path, monkeypatch):
-    """Runs a command in an empty folder with an empty cache; returns exit code, stdout, stderr."""
+    """Return a function that runs a command in an empty folder with an empty cache.
+
+    The function returns exit code, stdout and stderr.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SPECBENCH_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -31,7 +34,7 @@ def run(capsys, tmp_path, monkeypatch):
 
 @pytest.fixture
 def few(monkeypatch):
-    """No round is longer than three prompts, however fast the machine is."""
+    """Limit each round to three prompts, however fast the machine is."""
     fits = TimeEstimates.max_prompts
     monkeypatch.setattr(
         TimeEstimates, "max_prompts", lambda pace, rows, s: min(3, fits(pace, rows, s))
@@ -72,7 +75,9 @@ def test_recommend_on_own_prompts_returns_a_method_with_commands_or_none(run, fe
     assert searched and held and not searched & held
     assert str(tmp_path) not in (tmp_path / "here" / "recommendation.json").read_text()
 
-    code, out, _ = run("--resume", "here")  # finished: told once more, nothing is measured
+    code, out, _ = run(
+        "--resume", "here"
+    )  # A finished recommendation is printed again without a measurement.
     assert code == 0
     assert "recommended:" in out and "search: " in out
     assert max(len(line) for line in out.splitlines() if not line.startswith("    ")) <= 100

@@ -1,4 +1,4 @@
-"""What is shown of a run while it goes on."""
+"""Progress of a run: the bar, the log, JSON events and the ETA."""
 
 import json
 import re
@@ -105,11 +105,11 @@ def test_the_log_gets_one_line_per_stage_and_prompt(capsys):
     view.show_record(record("vanilla", "a", ns=200))
     view.prompt(PromptProgress("", 1, 2, None))
     now = 9.0
-    view.prompt(PromptProgress("", 1, 2, 30.0))  # the same prompt, just now
+    view.prompt(PromptProgress("", 1, 2, 30.0))  # the same prompt again, at once
     view.show_record(record("sps", "a", ns=100))
     view.window(0.62, "62% other CPU, repeat 2 of 3")
     now = 61.0
-    view.prompt(PromptProgress("", 1, 2, 30.0))  # it takes its time
+    view.prompt(PromptProgress("", 1, 2, 30.0))  # after some time the line is repeated
     view.prompt(PromptProgress("", 2, 2, None))
     view.note("something [odd]")
     captured = capsys.readouterr()
@@ -132,7 +132,9 @@ def test_the_advice_against_noise_is_printed_once_per_run(capsys):
     for _ in range(2):
         view.window(0.62, f"62% other CPU, {TIMES_VOID}")
     assert capsys.readouterr().err == f"{NOISE_WARNING}\n"
-    LogDisplay(part=True).window(0.62, f"62% other CPU, {TIMES_VOID}")  # the first pass has said it
+    LogDisplay(part=True).window(
+        0.62, f"62% other CPU, {TIMES_VOID}"
+    )  # an earlier repeat has already printed the advice
     assert capsys.readouterr().err == ""
 
 

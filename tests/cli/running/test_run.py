@@ -1,4 +1,4 @@
-"""`specbench run` from the command line to its result, on a small pair."""
+"""`specbench run` from the command line to its result, with a small model pair."""
 
 import csv
 import io
@@ -28,7 +28,10 @@ SMALL = ["-m", "sps", "--limit", "2", "--max-new-tokens", "8", "--allow-noise", 
 
 @pytest.fixture
 def run(capsys, tmp_path, monkeypatch):
-    """Runs a command in an empty folder; returns exit code, stdout, stderr."""
+    """Return a function that runs a command in an empty folder.
+
+    The function returns exit code, stdout and stderr.
+    """
     monkeypatch.chdir(tmp_path)
     for name in ("FORCE_COLOR", "SPECBENCH_DEBUG"):
         monkeypatch.setenv(name, "")
@@ -237,7 +240,9 @@ def test_an_interrupted_run_prints_its_resume_command_and_can_be_resumed(run, mo
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("shipped_pair")  # other processes have no other one by its names
+@pytest.mark.usefixtures(
+    "shipped_pair"
+)  # repeats run in processes without the fixture's small pair
 def test_repeats_in_several_processes_print_one_plan_and_one_summary(capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     few = [*SMALL, "--category", "qa", "--limit", "1"]
@@ -277,7 +282,7 @@ def test_plugin_of_readme_runs_and_is_lossless(run):
     (_, after) = (ROOT / "README.md").read_text().split("<!-- plugin -->\n```python\n")
     Path("repeat_last.py").write_text(after.split("```")[0])
     args = ["--plugin", "repeat_last.py", "--set", "repeat-last.times=2", *SMALL[2:]]
-    args += ["--isolation", "none"]  # tests/test_docs.py runs one in a process of its own
+    args += ["--isolation", "none"]  # tests/test_docs.py runs one with isolation
     assert run("run", *args, "--out", "here")[0] == 0
     records = list(RunDir.open(Path("here")).records())
     assert {record.label for record in records} == {"vanilla", "repeat-last"}

@@ -1,5 +1,4 @@
-"""Sweeps and tuning from the command line: every example of the documentation runs, and mistakes
-are told."""
+"""Sweeps and tuning from the command line: documented examples run, wrong options are errors."""
 
 import csv
 import re
@@ -28,8 +27,10 @@ TINY = "--category qa --limit 3 --max-new-tokens 2 --threads 1 --allow-noise --o
 
 @pytest.fixture
 def run(capsys, tmp_path, monkeypatch, figures):
-    """Runs a command in an empty folder, with no picture but the sweep's; returns exit code,
-    stdout, stderr."""
+    """Return a function that runs a command in an empty folder: exit code, stdout, stderr.
+
+    Of all figures, only the sweep's is drawn.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         drawn, "FIGURES", [figure for figure in drawn.FIGURES if figure.name == "pareto"]
