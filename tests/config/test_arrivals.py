@@ -1,4 +1,4 @@
-"""When requests arrive: what may be typed, and what it comes to."""
+"""Arrival times of requests: accepted forms and their times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_poisson_arrivals_are_independent_with_the_given_rate():
     mean = sum(gaps) / len(gaps)
     assert mean == pytest.approx(0.2, rel=0.05)
     spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
-    assert spread == pytest.approx(mean, rel=0.08)  # an exponential's
+    assert spread == pytest.approx(mean, rel=0.08)  # as for an exponential distribution
     assert times == Arrivals.parse("poisson:5").times(4000, seed=1)
     assert times != Arrivals.parse("poisson:5").times(4000, seed=2)
 
@@ -66,7 +66,7 @@ def test_several_rates_give_several_loads():
     assert [each.rate for each in Arrivals.parse_sweep("poisson:1,2,4")] == [1, 2, 4]
     slow, fast = Arrivals.parse_sweep("poisson:2,4")
     for at, twice in zip(fast.times(9, seed=1), slow.times(9, seed=1), strict=True):
-        assert 2 * at == pytest.approx(twice)  # the same pattern, closer together
+        assert 2 * at == pytest.approx(twice)  # the same pattern at twice the rate
     assert [each.text for each in Arrivals.parse_sweep("burst:3:1")] == ["burst:3:1"]
 
 

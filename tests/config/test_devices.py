@@ -1,4 +1,4 @@
-"""`--devices`: what is understood, and what is refused with a reason."""
+"""`--devices`: accepted forms and errors."""
 
 from __future__ import annotations
 

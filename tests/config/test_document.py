@@ -1,4 +1,4 @@
-"""Reading YAML: plain values, a line for every key, no key twice."""
+"""Reading of YAML: plain values, a line number per key, no duplicate keys."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Composing a run's configuration: precedence, sources, and errors in the user's own terms."""
+"""Composition of a run's configuration: precedence, sources and errors."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ ALIASES = {"ar": "vanilla", "sd": "sps"}
 
 
 class Registry:
-    """Resolves a few names, without importing anything."""
+    """Registry that resolves a few names without imports."""
 
     names = (*DEFAULT_METHODS, "echo")
 
@@ -72,7 +72,7 @@ def test_a_lone_surrogate_is_refused_and_a_long_name_is_not_a_file(compose):
     assert compose(category="é" * 300)[0].category == ["é" * 300]
 
 
-# What is run when little is said
+# Defaults of a run without options
 
 
 def test_no_arguments_select_the_short_run(compose):

@@ -77,7 +77,7 @@ found: list[Parsed] = []
 
 
 def parse_model(*args: str, **env: str) -> Any:
-    """Call a command that takes a model, and return the model or the result of the call."""
+    """Call a command that takes a model, and return the model or the call's result."""
     found.clear()
     app = typer.Typer()
     app.command()(build(parse))

@@ -1,4 +1,4 @@
-"""Error texts: suggestions of known names, and many or long names."""
+"""Error texts: suggestions, long lists and long values."""
 
 import pytest
 

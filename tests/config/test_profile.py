@@ -1,4 +1,4 @@
-"""The shipped profiles: what each promises, held against the registry and the shipped models."""
+"""The shipped profiles, compared with the registry and the shipped models."""
 
 import pytest
 import yaml
@@ -32,7 +32,7 @@ NEEDS_ANOTHER_TARGET = {"space"}
 
 
 def test_ci_measures_every_lossless_method_on_a_prompt_of_every_family(tmp_path):
-    """A new method whose head is not shipped belongs in `without` of the profiles."""
+    """A new method without a shipped head belongs in `without` of the profiles."""
     plan = make_plan(load_profile("ci", tmp_path))
     labels = [method_run.label for method_run in plan.method_runs]
     assert set(labels) == {*registry.lossless_methods(), "hf:vanilla"} - NEEDS_ANOTHER_TARGET
@@ -60,7 +60,7 @@ def test_smoke_is_part_of_ci(tmp_path):
 
 
 def test_paper_runs_methods_with_the_parameters_of_their_papers(tmp_path):
-    """On questions that are shipped, since Spec-Bench's are not."""
+    """Use shipped questions, since those of Spec-Bench are not shipped."""
     config = load_profile("paper", tmp_path)
     assert (config.tasks, config.limit, config.repeats) == (["spec_bench"], None, 3)
     plan = make_plan(load_profile("paper", tmp_path, tasks=["mini"]))

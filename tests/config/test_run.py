@@ -1,4 +1,4 @@
-"""RunConfig: what it allows, what it derives, and that it survives the manifest."""
+"""RunConfig: allowed values, derived values and storage in the manifest."""
 
 import json
 

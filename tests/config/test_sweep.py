@@ -1,4 +1,4 @@
-"""Sweeps: what is understood as a range or a list, and which rows a run then has."""
+"""Sweeps: accepted ranges and lists, and the methods that a run then has."""
 
 import re
 
@@ -13,7 +13,7 @@ from specbench_cli.errors import UsageError
 
 
 class Registry:
-    """Resolves a few names, without importing anything."""
+    """Registry that resolves a few names without imports."""
 
     def resolve(self, name):
         return {"sd": "sps"}.get(name, name)

@@ -1,4 +1,4 @@
-"""A LoRA adapter is merged completely, or refused with the reason."""
+"""LoRA adapters: merged completely, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ PLACE = "base_model.model.model.layers.0.self_attn.q_proj"
 
 @pytest.fixture
 def write_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Write a fine-tuning of the shipped draft model with other tensors or settings."""
+    """Return a function that writes an adapter of the shipped draft model.
+
+    Its arguments replace tensors and settings.
+    """
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     width = json.loads((resolve("embedded-1m").path / "config.json").read_text())["hidden_size"]
 

@@ -1,5 +1,4 @@
-"""`specbench run` on names of the hub: what is said where they are not here, and runs where they
-are."""
+"""`specbench run` on hub models: errors if they are missing, and runs from the hub's cache."""
 
 import json
 import shutil
@@ -23,7 +22,7 @@ SMALL = "-m sps --limit 1 --max-new-tokens 4 --threads 1 --allow-noise --out her
 
 @pytest.fixture
 def hub_cache(tmp_path, monkeypatch):
-    """$HF_HOME/hub, empty, and no network."""
+    """Set an empty $HF_HOME/hub and no network."""
     cache = tmp_path / "hf" / "hub"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -32,7 +31,7 @@ def hub_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(capsys, tmp_path, monkeypatch):
-    """Runs `specbench run` in an empty folder; returns exit code and stderr."""
+    """Return a function that runs `specbench run` in an empty folder: exit code and stderr."""
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -47,7 +46,7 @@ def run(capsys, tmp_path, monkeypatch):
 
 @pytest.fixture
 def put_in_cache(hub_cache, tiny_checkpoint):
-    """Puts a tiny checkpoint where the hub's cache keeps a model."""
+    """Return a function that puts a tiny checkpoint into the hub's cache."""
 
     def put(hub_id, *, seed=0, template=None):
         repo = hub_cache / f"models--{hub_id.replace('/', '--')}"

@@ -1,4 +1,4 @@
-"""Files of a foreign model folder that could be read without end are refused before reading."""
+"""Files of a foreign model folder that have no end are refused before they are read."""
 
 from __future__ import annotations
 

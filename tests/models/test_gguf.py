@@ -1,5 +1,4 @@
-"""GGUF files: the same model and tokenizer as transformers' own, and one clear error for each way
-in which a file or the disk can be wrong."""
+"""GGUF files: the model and tokenizer equal those of transformers, and damage is an error."""
 
 from __future__ import annotations
 
@@ -73,7 +72,7 @@ CONFIG_KEYS = {
 
 
 def make_model(kind: str, **more: Any) -> Any:
-    """A random model of an architecture; every tensor, norms and biases too, is random."""
+    """Return a random model of an architecture, including norms and biases."""
     name, own = KINDS[kind]
     torch.manual_seed(sum(kind.encode()))
     config = getattr(transformers, name)(**SIZES | own | more)
@@ -85,7 +84,7 @@ def make_model(kind: str, **more: Any) -> Any:
 
 
 def add_tensor(writer: Any, name: str, numbers: np.ndarray, quantised: Any) -> None:
-    """Add a tensor, a matrix quantised."""
+    """Add a tensor to a GGUF file. Matrices are quantised."""
     if quantised is None or numbers.ndim == 1:
         writer.add_tensor(name, np.ascontiguousarray(numbers))
     else:
@@ -94,7 +93,7 @@ def add_tensor(writer: Any, name: str, numbers: np.ndarray, quantised: Any) -> N
 
 
 def to_llama_cpp(kind: str, name: str, numbers: np.ndarray, config: Any) -> np.ndarray:
-    """What llama.cpp's converter makes of a weight."""
+    """Convert a weight as llama.cpp's converter does."""
     if kind.startswith("gemma") and name.endswith("norm.weight"):
         return numbers + 1
     if kind == "llama" and ("attn_q." in name or "attn_k." in name):
@@ -106,7 +105,7 @@ def to_llama_cpp(kind: str, name: str, numbers: np.ndarray, config: Any) -> np.n
 
 
 def plain_bytes(writer: Any, size: int, pre: str | None = "gpt-2") -> None:
-    """A tokenizer with one merge: 0 and 1 begin and end a text."""
+    """Write a tokenizer with one merge. Tokens 0 and 1 begin and end a text."""
     tokens = ["<s>", "</s>", *(chr(33 + at) for at in range(size - 3)), '!"']
     writer.add_tokenizer_model("gpt2")
     if pre is not None:
@@ -132,10 +131,10 @@ def write(
     """Write a model as a GGUF file.
 
     Args:
-        quantised: what matrices are stored as; None: float32.
+        quantised: the type of stored matrices; None: float32.
         arch_name: the architecture written to the file; None: `kind`.
         extra: more tensors, by their GGUF names.
-        tokenizer: adds the metadata of a tokenizer with so many tokens.
+        tokenizer: adds the metadata of a tokenizer with a number of tokens.
         put: adds a tensor.
     """
     config = model.config
@@ -144,8 +143,8 @@ def write(
         writer.add_uint32(f"{kind}.{key}", getattr(config, own))
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    gguf_file = config.hidden_size // config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or gguf_file
+    default_head_dim = config.hidden_size // config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or default_head_dim
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
     if kind in ("qwen3", "gemma", "gemma2", "gemma3"):
@@ -184,7 +183,7 @@ IDS = torch.tensor([[5, 17, 3, 90, 42, 42, 7, 61, 12, 33, 2, 8]])
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """A cache of the test's own."""
+    """Use an empty cache of specbench."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -194,15 +193,15 @@ def test_a_gguf_model_has_the_logits_of_transformers(kind, tmp_path):
     model = make_model(kind)
     found = resolve(str(write(tmp_path / f"{kind}.gguf", kind, model)))
     assert found.label == f"{kind}.gguf"
-    theirs = model.state_dict()
+    weights = model.state_dict()
     for name, weight in load_file(found.path / "model.safetensors").items():
-        # Gemma's norms have one added in the file, and taken off again.
-        torch.testing.assert_close(weight, theirs[name], rtol=0, atol=1e-6, msg=name)
+        # The file stores Gemma's norms plus one, and reading subtracts it.
+        torch.testing.assert_close(weight, weights[name], rtol=0, atol=1e-6, msg=name)
     decoder = load_decoder(found.path, name="target")
     with torch.inference_mode():
         expected = model(IDS).logits
-    ours = decoder.forward(Tokens(IDS), decoder.new_state(32), logits_at="all").logits
-    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
+    logits = decoder.forward(Tokens(IDS), decoder.new_state(32), logits_at="all").logits
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
 
 
 def test_llama_3_scaling_is_read_from_the_factors_in_the_file(tmp_path):
@@ -230,19 +229,19 @@ def test_older_phi_2_files_with_fused_qkv_are_read(tmp_path):
     state = model.state_dict()
 
     class Joined:
-        """The model with one matrix for all three, under the names that the map has for it."""
+        """Model with one matrix for query, key and value, under the names of older files."""
 
         config = model.config
 
         @staticmethod
         def state_dict():
-            kept = {name: w for name, w in state.items() if not any(p in name for p in PARTS)}
+            weights = {name: w for name, w in state.items() if not any(p in name for p in PARTS)}
             for layer in range(model.config.num_hidden_layers):
                 at = f"model.layers.{layer}.self_attn."
                 for kind in ("weight", "bias"):
                     parts = [state[f"{at}{of}_proj.{kind}"] for of in "qkv"]
-                    kept[f"transformer.h.{layer}.attn.c_attn.{kind}"] = torch.cat(parts)
-            return kept
+                    weights[f"transformer.h.{layer}.attn.c_attn.{kind}"] = torch.cat(parts)
+            return weights
 
     found = resolve(str(write(tmp_path / "phi.gguf", "phi2", Joined)))
     for name, weight in load_file(found.path / "model.safetensors").items():
@@ -256,10 +255,10 @@ def test_quantised_matrices_have_the_values_of_the_gguf_library(tmp_path):
     model = make_model("llama")
     kind = gguf.GGMLQuantizationType.Q4_1
     found = resolve(str(write(tmp_path / "q.gguf", "llama", model, quantised=kind)))
-    ours = load_file(found.path / "model.safetensors")["model.layers.0.mlp.down_proj.weight"]
-    gguf_file = model.state_dict()["model.layers.0.mlp.down_proj.weight"].numpy()
-    assert np.array_equal(ours.numpy(), gguf.dequantize(gguf.quantize(gguf_file, kind), kind))
-    assert not np.array_equal(ours.numpy(), gguf_file)
+    stored = load_file(found.path / "model.safetensors")["model.layers.0.mlp.down_proj.weight"]
+    values = model.state_dict()["model.layers.0.mlp.down_proj.weight"].numpy()
+    assert np.array_equal(stored.numpy(), gguf.dequantize(gguf.quantize(values, kind), kind))
+    assert not np.array_equal(stored.numpy(), values)
 
 
 def test_weights_in_several_files_equal_those_in_one(tmp_path, monkeypatch):
@@ -278,34 +277,34 @@ EMBEDDED = HERE / "embedded" / "embedded-7m"
 
 
 def write_embedded_tokenizer(writer: Any, size: int) -> None:
-    """The tokenizer of the embedded models, whose splitting is SmolLM's."""
-    theirs = AutoTokenizer.from_pretrained(EMBEDDED)
-    saved = json.loads(theirs.backend_tokenizer.to_str())
+    """Write the tokenizer of the embedded models, with SmolLM's splitting rule."""
+    original = AutoTokenizer.from_pretrained(EMBEDDED)
+    saved = json.loads(original.backend_tokenizer.to_str())
     special = {token["id"] for token in saved["added_tokens"]}
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(theirs.convert_ids_to_tokens(range(size)))
+    writer.add_token_list(original.convert_ids_to_tokens(range(size)))
     writer.add_token_types([3 if at in special else 1 for at in range(size)])
     writer.add_token_merges([" ".join(pair) for pair in saved["model"]["merges"]])
-    writer.add_bos_token_id(theirs.bos_token_id)
-    writer.add_eos_token_id(theirs.eos_token_id)
-    writer.add_eot_token_id(theirs.pad_token_id)
+    writer.add_bos_token_id(original.bos_token_id)
+    writer.add_eos_token_id(original.eos_token_id)
+    writer.add_eot_token_id(original.pad_token_id)
     writer.add_add_bos_token(False)
-    writer.add_chat_template(theirs.chat_template)
+    writer.add_chat_template(original.chat_template)
 
 
 def test_a_byte_level_tokenizer_encodes_like_its_original(tmp_path):
-    theirs = AutoTokenizer.from_pretrained(EMBEDDED)
-    path = write_llama(tmp_path / "x.gguf", write_embedded_tokenizer, vocab_size=len(theirs))
+    original = AutoTokenizer.from_pretrained(EMBEDDED)
+    path = write_llama(tmp_path / "x.gguf", write_embedded_tokenizer, vocab_size=len(original))
     found = resolve(str(path))
-    ours = AutoTokenizer.from_pretrained(found.path)
+    read = AutoTokenizer.from_pretrained(found.path)
     for text in ("What is 12345 + 6?\n\n  def f(x):\treturn x", "Ünïcödé \U0001f600 <|end|>", ""):
-        assert ours.encode(text) == theirs.encode(text)
-        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
-    assert ours.chat_template == theirs.chat_template
-    assert ours.eos_token_id == theirs.eos_token_id
+        assert read.encode(text) == original.encode(text)
+        assert read.decode(read.encode(text)) == original.decode(original.encode(text))
+    assert read.chat_template == original.chat_template
+    assert read.eos_token_id == original.eos_token_id
     generation = json.loads((found.path / "generation_config.json").read_text())
-    assert generation["eos_token_id"] == sorted([theirs.eos_token_id, theirs.pad_token_id])
+    assert generation["eos_token_id"] == sorted([original.eos_token_id, original.pad_token_id])
 
 
 def test_a_quantised_copy_of_a_target_can_draft_for_it(tmp_path, monkeypatch, capsys):
@@ -349,11 +348,11 @@ def test_a_sentencepiece_tokenizer_merges_the_best_scored_pieces_first(prefix, t
         writer.add_add_space_prefix(prefix)
 
     path = write_llama(tmp_path / "x.gguf", tokenizer, vocab_size=len(pieces))
-    ours = AutoTokenizer.from_pretrained(resolve(str(path)).path)
+    read = AutoTokenizer.from_pretrained(resolve(str(path)).path)
     at = {piece: index for index, (piece, _, _) in enumerate(pieces)}
 
     def merge_pieces(text):
-        """SentencePiece's own loop: join the best-scored pair, leftmost first, until none is."""
+        """Tokenize as SentencePiece does: join the best-scored pair, leftmost first."""
         symbols = list((("\u2581" if prefix else "") + text).replace(" ", "\u2581"))
         while True:
             pairs = [(-scores.get(a + b, -1e9), i) for i, (a, b) in enumerate(pairwise(symbols))]
@@ -363,10 +362,10 @@ def test_a_sentencepiece_tokenizer_merges_the_best_scored_pieces_first(prefix, t
             symbols[i : i + 2] = ["".join(symbols[i : i + 2])]
 
     for text in ("abc cab a", "aab bcabc", "cabcab  ab"):
-        assert ours.encode(text) == merge_pieces(text)
-        assert ours.decode(ours.encode(text), skip_special_tokens=True) == text
+        assert read.encode(text) == merge_pieces(text)
+        assert read.decode(read.encode(text), skip_special_tokens=True) == text
     bytes_ = [at[f"<0x{byte:02X}>"] for byte in "é".encode()]
-    assert ours.encode("aé")[-2:] == bytes_
+    assert read.encode("aé")[-2:] == bytes_
 
 
 def test_unknown_splitting_rule_is_named(tmp_path):
@@ -375,11 +374,11 @@ def test_unknown_splitting_rule_is_named(tmp_path):
 
 
 def write_llama(path: Path, tokenizer, vocab_size=SIZES["vocab_size"]) -> Path:
-    """A tiny Llama with a tokenizer of the test's own."""
+    """Write a tiny Llama with a given tokenizer."""
     return write(path, "llama", make_model("llama", vocab_size=vocab_size), tokenizer=tokenizer)
 
 
-# ---- what can be wrong --------------------------------------------------------------------------
+# ---- damaged and unsupported files --------------------------------------------------------------
 
 
 @pytest.fixture
@@ -470,7 +469,9 @@ def test_unknown_architectures_and_tensors_are_named(tmp_path):
 def test_unknown_quantisation_type_is_named(gguf_file):
     data = gguf_file.read_bytes()
     name = b"blk.0.ffn_down.weight"
-    at = data.index(name) + len(name) + 4 + 2 * 8  # after the number of dimensions and the two
+    at = (
+        data.index(name) + len(name) + 4 + 2 * 8
+    )  # after the number of dimensions and two dimensions
     gguf_file.write_bytes(data[:at] + struct.pack("<I", 777) + data[at + 4 :])
     with pytest.raises(UsageError, match="quantisation type 777"):
         resolve(str(gguf_file))
@@ -498,7 +499,7 @@ def test_a_full_disk_leaves_no_partial_cache(gguf_file, cache, monkeypatch):
             resolve(str(gguf_file))
     assert "SPECBENCH_CACHE" in (caught.value.hint or "")
     assert [path.suffix for path in cache.glob("gguf/*/*")] in ([], [".lock"])
-    assert resolve(str(gguf_file)).path.is_dir()  # and all is well once there is room
+    assert resolve(str(gguf_file)).path.is_dir()  # with enough space the file is converted
 
 
 def test_missing_disk_space_is_an_error_before_writing(gguf_file, monkeypatch):
@@ -510,7 +511,7 @@ def test_missing_disk_space_is_an_error_before_writing(gguf_file, monkeypatch):
 
 def test_file_is_dequantised_once_and_found_by_its_bytes(gguf_file, tmp_path, monkeypatch):
     first = resolve(str(gguf_file)).path
-    monkeypatch.setattr("specbench_cli.models.gguf._write", None)  # would fail if called
+    monkeypatch.setattr("specbench_cli.models.gguf._write", None)  # a second conversion would fail
     moved = tmp_path / "elsewhere.gguf"
     gguf_file.rename(moved)
     assert resolve(str(moved)).path == first
@@ -556,5 +557,5 @@ def test_package_is_found_without_importing_it(no_hub, tmp_path, monkeypatch):
     found = resolve("smollm2-135m")
     assert (found.label, found.draft) == ("smollm2-135m", "smollm2-135m-draft")
     assert resolve("smollm2-135m-instruct").path == found.path
-    decode = load_text_decoder("smollm2-135m")  # for reports
+    decode = load_text_decoder("smollm2-135m")  # reports decode ids with it
     assert decode is not None and decode([2, 3]) == '!"'

@@ -1,4 +1,4 @@
-"""Where a trained module that goes with a model lies."""
+"""Locations of trained modules for a target, such as heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloads from a stand-in for the hub on this machine."""
+"""Downloads from a simulated hub on this machine."""
 
 import http.server
 import json
@@ -21,7 +21,7 @@ FILES = {
 
 
 class HubHandler(http.server.BaseHTTPRequestHandler):
-    """Answers what `snapshot_download` asks: the commit, the list of files, each file."""
+    """Request handler for `snapshot_download`: the commit, the list of files, each file."""
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -66,7 +66,10 @@ class HubHandler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def endpoint(tmp_path, monkeypatch):
-    """A hub on this machine with one model; what files were asked of it."""
+    """Serve a hub with one model on this machine.
+
+    The server records which files are requested.
+    """
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
     server.asked = []
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -1,4 +1,4 @@
-"""Names, folders and the hub's cache to checkpoints; nothing here leaves this machine."""
+"""Model names, folders and the hub's cache resolve to checkpoints, without a network."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def make_checkpoint(folder: Path, without: str = "") -> Path:
-    """A folder that looks like a checkpoint."""
+    """Create a folder with the files of a checkpoint."""
     folder.mkdir(parents=True)
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         if name != without:
@@ -31,7 +31,7 @@ def make_checkpoint(folder: Path, without: str = "") -> Path:
 
 
 def put_in_cache(cache: Path, hub_id: str, without: str = "") -> Path:
-    """Put a checkpoint where the hub's cache keeps that id."""
+    """Put a checkpoint into the hub's cache under an id."""
     repo = cache / f"models--{hub_id.replace('/', '--')}"
     (repo / "refs").mkdir(parents=True)
     (repo / "refs" / "main").write_text(COMMIT)
@@ -40,7 +40,7 @@ def put_in_cache(cache: Path, hub_id: str, without: str = "") -> Path:
 
 @pytest.fixture
 def hub_cache(tmp_path, monkeypatch):
-    """An empty hub cache and no network, as HF_HUB_CACHE and HF_HUB_OFFLINE=1 set them."""
+    """Set an empty hub cache and no network, as HF_HUB_CACHE and HF_HUB_OFFLINE=1 do."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     return tmp_path / "hub"
@@ -256,19 +256,19 @@ def test_missing_embedded_weights_are_an_environment_fault(tmp_path, monkeypatch
     assert "python -m recipes.embedded pair" in caught.value.hint
 
 
-# ---- drafts that are kept as their own layers ---------------------------------------------------
+# ---- drafts stored as layers only ---------------------------------------------------------------
 
 
 @pytest.fixture
 def split_draft(tmp_path, monkeypatch, tiny_checkpoint):
-    """A draft of a tiny target, whole, and a folder of what it has of its own."""
+    """Return a folder with only the layers of a tiny target's draft, and the whole draft."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     base = tmp_path / "base"
     shutil.copytree(tiny_checkpoint("llama"), base)
     (base / "tokenizer.json").write_text("{}")
     target = LlamaForCausalLM.from_pretrained(base)
     whole = restrict_output(deepcopy(target), torch.tensor([1, 4, 5, 9]))
-    with torch.no_grad():  # another model than its target in all that is its own
+    with torch.no_grad():  # its layers differ from those of the target
         for name, tensor in whole.named_parameters():
             if "layers" in name:
                 tensor.mul_(1.5)
@@ -276,9 +276,9 @@ def split_draft(tmp_path, monkeypatch, tiny_checkpoint):
     own = tmp_path / "own"
     own.mkdir()
     shutil.copy(tmp_path / "whole" / "config.json", own)
-    held = load_file(tmp_path / "whole" / "model.safetensors")
-    kept = {name: x for name, x in held.items() if name not in (EMBEDDINGS, OUTPUT)}
-    save_file(kept, own / LAYERS)
+    tensors = load_file(tmp_path / "whole" / "model.safetensors")
+    layers = {name: x for name, x in tensors.items() if name not in (EMBEDDINGS, OUTPUT)}
+    save_file(layers, own / LAYERS)
     (own / RECORD).write_text(json.dumps({"target": str(base)}))
     return own, tmp_path / "whole"
 
@@ -287,11 +287,11 @@ def test_a_draft_of_layers_is_completed_with_the_target_s_embeddings_and_output(
     own, whole = split_draft
     found = resolve(str(own))
     assert (found.label, found.draft) == ("own", None)
-    held, expected = (load_file(each / "model.safetensors") for each in (found.path, whole))
-    assert held.keys() == expected.keys()
-    assert all(torch.equal(held[name], expected[name]) for name in expected)
+    completed, expected = (load_file(each / "model.safetensors") for each in (found.path, whole))
+    assert completed.keys() == expected.keys()
+    assert all(torch.equal(completed[name], expected[name]) for name in expected)
     assert load_decoder(found.path, name="draft").vocab_size == len(expected[EMBEDDINGS])
-    assert resolve(str(own)).path == found.path  # made once
+    assert resolve(str(own)).path == found.path  # the whole model is written once
 
 
 def test_layers_with_another_width_than_the_target_are_refused(split_draft):
@@ -317,9 +317,9 @@ def test_a_layer_draft_without_a_target_in_its_record_is_one_error(split_draft, 
 
 def test_a_damaged_layer_draft_is_one_error(split_draft):
     own, _ = split_draft
-    held = load_file(own / LAYERS)
-    del held["d2t"]
-    save_file(held, own / LAYERS)
+    completed = load_file(own / LAYERS)
+    del completed["d2t"]
+    save_file(completed, own / LAYERS)
     with pytest.raises(UsageError, match="not of a draft with a cut output"):
         resolve(str(own))
     (own / LAYERS).write_bytes(b"nothing")

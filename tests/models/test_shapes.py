@@ -1,4 +1,4 @@
-"""Shapes: models without weights, drawn when they are needed."""
+"""Shapes: models without files, whose weights are drawn at random."""
 
 import json
 
@@ -63,7 +63,7 @@ def test_random_weights_can_have_half_precision():
     assert out.logits.dtype == torch.bfloat16
     assert out.logits.isfinite().all()
     tiny = get_shape("tiny-4m")
-    norms = (2 * tiny.layers + 1) * tiny.hidden  # which a CPU multiplies in float32
+    norms = (2 * tiny.layers + 1) * tiny.hidden  # a CPU computes norms in float32
     assert decoder.weight_bytes == 2 * (tiny.parameters + norms)
 
 

@@ -1,4 +1,4 @@
-"""A roofline's times against sums worked out by hand, and how they move with their inputs."""
+"""Roofline times against sums by hand, and their change with the inputs."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def make(devices=1, shape=SMALL, **changes):
 
 def test_a_memory_bound_forward_takes_its_bytes_over_the_bandwidth():
     weights = 2 * (200 + 8 + 384) + 264
-    # 4 rows before and the new one: 5 of the state's rows are read or written.
+    # 4 KV rows are read and the new one is written: 5 rows of the state.
     assert make().forward_ns("target", 1, 4) == pytest.approx(weights + 5 * 16)
     assert make(overhead=50.0).forward_ns("target", 1, 4) == pytest.approx(weights + 5 * 16 + 50)
 
@@ -63,7 +63,9 @@ def test_a_compute_bound_forward_takes_its_operations_over_the_peak():
     slow = make().accelerator.model_copy(update={"flops": {"bfloat16": 1e9}})
     found = make(accelerator=slow).forward_ns("target", 3, 4)
     products = 2 * 3 * 2 * (200 + 8 + 384)
-    attended = 4 * (3 * 4 + 6) * 2 * 4 * 2  # each row sees those before, those beside, itself
+    attended = (
+        4 * (3 * 4 + 6) * 2 * 4 * 2
+    )  # each row attends to earlier rows, rows of the batch, itself
     scores = 2 * 3 * 32 * 8
     assert found == pytest.approx(products + attended + scores)
 
@@ -76,9 +78,9 @@ def test_a_batch_reads_the_weights_once_and_every_kv_state():
 
 def test_tensor_parallel_devices_share_all_work_except_the_all_reduce():
     alone, two = make().forward_ns("target", 1, 4), make(2).forward_ns("target", 1, 4)
-    # 2 layers with 2 sums each, of 8 numbers in 2 bytes, of which a ring of two sends all once.
+    # 2 layers with 2 all-reduces each, of 8 numbers of 2 bytes. A ring of two sends them once.
     assert two == pytest.approx(alone / 2 + 4 * 16)
-    # Of two heads' keys and values four devices hold each twice.
+    # Four devices with two KV heads store each head twice.
     weights, state = (2 * (200 + 8 + 384) + 264) / 4, 5 * 16 / 2
     assert make(4).forward_ns("target", 1, 4) == pytest.approx(weights + state + 4 * 1.5 * 16)
 
@@ -90,7 +92,7 @@ def test_a_mixture_of_experts_reads_only_the_routed_experts():
 
     for rows in (1, 2, 8, 40):
         assert make(shape=MIXED).forward_ns("target", rows, 4) == pytest.approx(expected(rows))
-    assert 8 * (1 - 0.75) == 2  # a row alone: the chosen ones
+    assert 8 * (1 - 0.75) == 2  # one row: only its routed experts
 
 
 def test_expected_distinct_experts_match_a_simulation():
@@ -126,7 +128,9 @@ def test_a_faster_device_is_never_modelled_slower(name, models):
 def test_the_cost_table_equals_the_roofline_and_interpolates():
     roofline = Roofline.from_options("h100x2", "llama-2-70b+7b")
     table = roofline.make_cost_table({"target": {"n_layers": 8}})
-    assert table.models["target"]["n_layers"] == 8  # of the run whose layers traces tell
+    assert (
+        table.models["target"]["n_layers"] == 8
+    )  # the run's own number, which the traces refer to
     for role in ("target", "draft"):
         for n in ROWS:
             for at in CONTEXTS:

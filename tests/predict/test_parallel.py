@@ -1,4 +1,4 @@
-"""The modelled time: what messages allow, no less; and what one worker takes, exactly."""
+"""Modelled time of parallel methods: messages bound it, and a single worker is exact."""
 
 from __future__ import annotations
 
@@ -45,14 +45,16 @@ def make_recording(forwards, messages=()):
 
 
 def modelled_time(recording, medians=None, gaps=NO_GAPS):
-    """The modelled decode time."""
+    """Return the modelled decode time."""
     return replay(recording, MedianCosts(medians or {}), gaps).last_used
 
 
 @st.composite
 def recordings(draw):
-    """What some workers may have done: forwards one after another, messages read after they were
-    sent and between forwards."""
+    """Draw a recording of one to three workers.
+
+    Forwards follow each other, and messages are read between forwards, after they were sent.
+    """
     workers = draw(st.integers(1, 3))
     free = [0] * workers
     forwards, messages = [], []
@@ -72,7 +74,7 @@ def recordings(draw):
 
 
 def busy(own):
-    """By worker, the sum of its forwards."""
+    """Return the sum of its forwards by worker."""
     found = {}
     for each in own.decoding:
         found[each.worker] = found.get(each.worker, 0) + each.end - each.start
@@ -93,7 +95,7 @@ def test_a_single_worker_takes_the_sum_of_its_forwards(own):
 
 
 def earliest(own, latency):
-    """When each forward may start at the earliest: a longest path, found backwards from it."""
+    """Return the earliest start of each forward, found as a longest path backwards from it."""
     events = [(each.start, 2, each.worker, each) for each in own.decoding]
     for message in own.messages:
         events.append((message.sent, 0, message.sender, message))
@@ -102,7 +104,7 @@ def earliest(own, latency):
     by_worker = {w: [e for e in events if e[2] == w] for w in range(3)}
 
     def earliest_end(worker, count):
-        """When a worker may be done with its first events."""
+        """Return the earliest time at which a worker has finished its first `count` events."""
         if not count:
             return 0
         event = by_worker[worker][count - 1][3]
@@ -130,7 +132,7 @@ def test_every_forward_waits_only_for_its_recorded_dependencies(own, latency):
 
 
 def test_independent_workers_take_the_time_of_the_busier_one():
-    # measured one after the other, as on a single core
+    # measured one after the other, as on one core
     own = make_recording([forward(TARGET, 0, 30), forward(DRAFT, 30, 40), forward(DRAFT, 40, 50)])
     assert modelled_time(own) == 30
 
@@ -146,7 +148,7 @@ def test_a_forward_starts_one_latency_after_its_message_was_sent():
 
 
 def test_a_pearl_step_takes_the_longer_of_draft_and_target():
-    # the order leaves before the target's forward, the answer is read after it
+    # The draft order is sent before the target's forward, its reply is read after it.
     forwards, messages = [], []
     for step in range(4):
         t = 100 * step
@@ -184,7 +186,7 @@ def test_cancelled_forwards_at_the_end_add_no_time():
 
 def test_host_time_is_the_median_gap_and_latency_that_of_awaited_messages():
     waited = RecordedMessage(TARGET, DRAFT, 14, 17, 8)
-    late = RecordedMessage(TARGET, DRAFT, 19, 90, 8)  # its reader was busy
+    late = RecordedMessage(TARGET, DRAFT, 19, 90, 8)  # its receiver was busy
     forwards = [
         forward(TARGET, 0, 10),
         forward(TARGET, 16, 18),
@@ -203,7 +205,7 @@ def median_of(a, b):
 
 @pytest.fixture
 def run(synthetic):
-    """Vanilla, a serial row and a parallel one, whose traces are made by hand."""
+    """Return a run of vanilla, a serial and a parallel method, with synthetic traces."""
     pearl = synthetic.Fake("pearl", length=4, alpha=0.8, cost=1.1, draft_cost=0.1)
     records = synthetic.records([synthetic.vanilla, synthetic.sps, pearl], prompts=6)
     verify = ForwardKind("target", "verify", TARGET, 1, (0, 8))
@@ -232,8 +234,8 @@ def test_a_parallel_method_has_devices_and_a_speedup_over_measured_vanilla(run):
     (row,) = modelled_rows(run)
     own = [r for r in run if r.label == "pearl"]
     steps = sum(len(r.steps.levels) for r in own)
-    # A target's forward takes 2 ms, as in vanilla, after 5 of host work; a draft's, never seen
-    # alone, its own 4 after 6.
+    # A target forward takes 2 ms, as in vanilla, after 5 ms of host work. A draft forward, which
+    # is never measured alone, takes 4 ms after 6 ms.
     assert row.modelled == steps * max(2 + 5, 4 + 6) * 1_000_000
     vanilla = sum(r.ns.decode for r in run if r.label == "vanilla")
     assert row.speedup == pytest.approx(vanilla / row.modelled)

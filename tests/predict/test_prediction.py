@@ -1,4 +1,4 @@
-"""Replaying traces: hand-made records to sums worked out by hand."""
+"""Replays of synthetic traces, compared with sums by hand."""
 
 import pytest
 
@@ -19,12 +19,15 @@ PLAIN = Steps([0], [0], [0], [0], [1])
 
 
 TREE = 500
-"""What a tree's forward costs more than a chain's."""
+"""Additional cost of a tree forward over a chain."""
 
 
 def make_costs(factor=1.0, hosts=None, **roles):
-    """A forward takes `base` a token and 1 a row before it; a prefill 10 a token; a step 100, 10
-    more for a draft forward and 1 more for a drafted token."""
+    """Return costs with round numbers.
+
+    A forward takes `base` per token and 1 per context row. A prefill takes 10 per token. A step
+    takes 100, plus 10 per draft forward and 1 per drafted token.
+    """
     point = {"spread": 0.0, "samples": 1}
 
     def curve(base):
@@ -64,7 +67,7 @@ def make_costs(factor=1.0, hosts=None, **roles):
 
 
 def trace(*forwards, kinds=KINDS, unused=()):
-    """A trace of (kind, new tokens)."""
+    """Return a trace of forwards (kind, new tokens)."""
     kind, n = ([forward[i] for forward in forwards] for i in (0, 1))
     zeros = [0] * len(kind)
     return Trace(list(kinds), kind, n, zeros, zeros, list(unused))
@@ -98,7 +101,7 @@ def test_rejected_tokens_leave_the_context_of_every_model():
         (3, 20), (PREFILL, 20),
         # 2 drafted and accepted, a bonus: the draft has not seen its own last token and the bonus
         (DRAFT, 1), (DRAFT, 1), (VERIFY, 3),
-        # 2 drafted, none accepted: both models forget both
+        # 2 drafted, none accepted: both models drop both
         (DRAFT, 2), (DRAFT, 1), (VERIFY, 3),
         (VERIFY, 1),
         kinds=kinds,
@@ -123,7 +126,7 @@ def test_a_forward_through_some_layers_costs_their_share():
     kinds = [*KINDS, ForwardKind("target", "draft", 0, 1, (0, 2))]
     forwards = trace((PREFILL, 20), (3, 1), (VERIFY, 1), kinds=kinds)
     found = predict_output(forwards, PLAIN, make_costs())
-    # the row that it drafted is gone once the target verifies
+    # its drafted row is dropped when the target verifies
     assert found.decode == pytest.approx(1020 / 4 + 1020 + 100 + 10)
 
 
@@ -135,7 +138,7 @@ def test_drafting_layers_leave_no_kv_rows_and_cost_their_share():
     steps = Steps([2, 1], [2, 1], [2, 1], [1, 0], [2, 1])
     forwards = trace(
         (PREFILL, 20),
-        (3, 1), (3, 1), (VERIFY, 3),  # of the two one stands: 22 rows of text
+        (3, 1), (3, 1), (VERIFY, 3),  # one of two accepted: 22 rows of text
         (4, 1), (5, 2),
         kinds=kinds,
     )  # fmt: skip
@@ -183,7 +186,8 @@ def test_a_head_s_prefill_is_in_the_decode_time_and_it_has_its_own_host_costs():
     forwards = trace((PREFILL, 20), (3, 20), (3, 1), (VERIFY, 3), (3, 2), (VERIFY, 1), kinds=kinds)
     steps = Steps([2, 0], [2, 0], [1, 0], [1, 0], [2, 1])
     found = predict_output(forwards, steps, costs)
-    # The whole prompt as a prefill, then after its 20 rows and the drafted one; 22 are the text's.
+    # A prefill of the whole prompt, then forwards after 20 rows and one drafted row. The text
+    # has 22 rows.
     head = 200 + (30 + 20) + (60 + 21)
     assert found.decode == pytest.approx(head + 3020 + 1022 + 2 * 400 + 3 * 3)
     assert found.prefill == pytest.approx(200 + 400)
@@ -341,8 +345,8 @@ def test_the_best_setting_is_named_for_modelled_and_measured_times(capsys):
     print_settings(rows, ["modelled"])
     printed = capsys.readouterr().err
     assert (
-        "best of sps: modelled sps length=2, measured sps length=3, which the modelled one took"
-        " 1.100 times as long as" in printed
+        "best of sps: modelled sps length=2, measured sps length=3; the modelled one took"
+        " 1.100 times as long" in printed
     )
     print_settings(rows[:1], ["modelled"])
     assert "best of" not in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Reading a trace, and replaying it at exchangeable costs."""
+"""Reading of traces, and their replay with other costs."""
 
 import pytest
 
@@ -19,7 +19,7 @@ DRAFT = ForwardKind("draft", "draft", 1, 1, (0, 2))
 
 
 def make_trace(*forwards, messages=(), unused=()):
-    """A trace of (kind, new tokens, start, end)."""
+    """Return a trace of forwards (kind, new tokens, start, end)."""
     kinds = list(dict.fromkeys(kind for kind, *_ in forwards))
     columns = ([each[i] for each in forwards] for i in (1, 2, 3))
     kind = [kinds.index(each[0]) for each in forwards]
@@ -49,7 +49,7 @@ def test_forwards_and_messages_before_decoding_are_ignored():
     recording = RecordedForwards.from_trace(PARALLEL, TWO_STEPS, since=35)
     assert [each.start for each in recording.decoding] == [40, 80, 95]
     timeline = replay(recording, lambda forward: 10.0, HostGaps(latency=5.0))
-    assert timeline.last_used == 10 + 5 + 10 + 5 + 10  # the first message is there already
+    assert timeline.last_used == 10 + 5 + 10 + 5 + 10  # the first message has already arrived
 
 
 def test_costs_and_latencies_can_be_replaced_in_a_replay():
@@ -111,6 +111,6 @@ def test_load_simulation_uses_the_same_costs_for_each_request():
     vanilla = registry.build("vanilla", {})
     found = replay_scripts(vanilla, scripts, lambda work: 10.0, policy=None)
     assert found == [RequestTimeline(10, 30, 3, 3), RequestTimeline(40, 60, 3, 3)]
-    # The shortest prompt that was probed has 16 tokens, and so has the shortest context.
+    # The shortest probed prompt and the shortest probed context have 16 tokens.
     alone = replay_scripts(vanilla, scripts[:1], TableCosts(make_costs()), policy=None)
     assert alone == [RequestTimeline(160, 160 + 2 * 1016, 3, 3)]

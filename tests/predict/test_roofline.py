@@ -1,4 +1,4 @@
-"""`specbench predict RUN --hardware`: a recorded run on accelerators that are not here."""
+"""`specbench predict RUN --hardware`: a recorded run modelled on other accelerators."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ OPTIONS = ("--hardware", "h100x2", "--shape", "llama-2-70b+7b")
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    """A finished run of vanilla, sps, pld and peers, without its figures; two prompts of it."""
+    """Return the folder of a finished run with two prompts and without figures."""
     folder = tmp_path_factory.mktemp("runs") / "made"
     shutil.copytree(REFERENCE, folder)
     lines = (folder / "records.jsonl").read_text().splitlines()
@@ -56,11 +56,13 @@ def test_every_method_is_modelled_with_its_sensitivities(run, run_folder):
     assert float(rows["vanilla"]["modelled_speedup"]) == pytest.approx(1)
     sps = {name: float(value) for name, value in rows["sps"].items() if name != "label"
            and value not in ("", "True")}  # fmt: skip
-    assert sps["modelled_speedup"] > sps["measured_speedup_here"]  # drafts are dearer here
+    assert (
+        sps["modelled_speedup"] > sps["measured_speedup_here"]
+    )  # a draft costs more on this machine
     assert sps["modelled_speedup_per_device"] == pytest.approx(
         sps["modelled_speedup"] / 2, rel=1e-4
     )
-    # A dearer draft slows what drafts with it, and nothing else.
+    # A slower draft model slows only the methods that use it.
     assert sps["draft_weights_+10%"] < 0 < sps["draft_weights_-10%"]
     assert float(rows["pld"]["draft_weights_+10%"]) == 0
 
@@ -101,10 +103,10 @@ def test_large_batches_reduce_the_speedup(run, run_folder):
         return rows["sps"]["modelled_speedup"], rows["vanilla"]["modelled_tokens_per_s"]
 
     alone, many = speedup(), speedup("--batch", "128")
-    assert many[0] < alone[0]  # arithmetic, no longer bandwidth, bounds a verification
+    assert many[0] < alone[0]  # compute instead of bandwidth limits a verification
     assert many[1] > 20 * alone[1]
     late = speedup("--overhead", "1000")
-    assert late[0] < alone[0]  # a millisecond a forward makes the small draft as dear as the target
+    assert late[0] < alone[0]  # 1 ms per forward makes the small draft as slow as the target
 
 
 def test_json_contains_every_input_of_the_model(run, run_folder):
@@ -136,7 +138,7 @@ def test_load_is_simulated_with_roofline_costs(run, run_folder):
         {row["method"]: row["ms_per_token_p50"] for row in each["modelled"]}
         for each in (event, slow)
     ]
-    assert times[0]["vanilla"] > times[1]["vanilla"]  # 70 of 13 billion weights
+    assert times[0]["vanilla"] > times[1]["vanilla"]  # 70 instead of 13 billion weights
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Command lines of recipes: help, errors, files of others, and commands that have moved."""
+"""Command lines of recipes: help, errors, files of the user, and moved commands."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +16,7 @@ MINE = "mine: half a year's work\n"
 
 @pytest.fixture
 def call(capsys):
-    """Return a function that runs a recipe, for its exit code, output and errors."""
+    """Return a function that runs a recipe: exit code, stdout and stderr."""
 
     def run(recipe, *words):
         code = app._run([*map(str, words)], COMMANDS[recipe], f"python -m recipes.{recipe}")
@@ -27,10 +27,10 @@ def call(capsys):
 
 
 @pytest.mark.parametrize(("words", "recipe"), app.MOVED_COMMANDS.items(), ids=str)
-def test_a_command_that_has_moved_names_the_recipe_that_it_became(call, capsys, words, recipe):
+def test_a_moved_command_names_its_recipe(call, capsys, words, recipe):
     assert app._run([*words, "--out", "x"]) == ExitCode.USAGE
     err = " ".join(capsys.readouterr().err.split())
-    assert f"`specbench {' '.join(words)}` has moved" in err
+    assert f"`specbench {' '.join(words)}` is no longer part of the package" in err
     assert f"python -m recipes.{recipe} --help" in err
     package, command = recipe.split()
     code, out, _ = call(package, command, "--help")

@@ -1,4 +1,4 @@
-"""`python -m recipes.embedded`: the family's recipes, on tiny runs, and what they leave behind."""
+"""`python -m recipes.embedded`: short trainings of the family's models, and their files."""
 
 import json
 import shutil
@@ -34,10 +34,10 @@ Recipes = tuple[family.Recipe, family.Recipe, family.Recipe]
 
 
 def train(command: str, out: Path) -> None:
-    """Run a command with --smoke, on models of the family's depths and of small widths."""
+    """Run a command with --smoke, on narrow models with the family's number of layers."""
     with pytest.MonkeyPatch.context() as patch:
         for name, rate in (("BASE", 0.03), ("TARGET", 0.03), ("EXIT", 1e-3)):
-            # a rate at which two steps teach it to end its replies
+            # with this rate, two steps teach the model to end its replies
             small = replace(getattr(family, name), hidden=64, mlp=128, peak_lr=rate)
             patch.setattr(family, name, small)
         for name in ("DRAFT", "FOREIGN"):
@@ -66,7 +66,7 @@ def smoke(
 
 @pytest.fixture(scope="module")
 def tiny() -> Recipes:
-    """The pair's recipes with very small models."""
+    """Return the pair's recipes with very small models."""
     big = {"hidden": 32, "layers": 2, "mlp": 64}
     return (
         replace(family.BASE.for_smoke_test(), **big),
@@ -143,7 +143,7 @@ def test_a_resumed_run_keeps_its_replies_and_completes_them(
     trainer(tmp_path).train_pair(*tiny)
     file = tmp_path / WORK / "replies.jsonl"
     whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])  # in the middle of a line
+    file.write_bytes(whole[: len(whole) // 2])  # cut in the middle of a line
     shutil.rmtree(tmp_path / WORK / tiny[-1].name)
     trainer(tmp_path).train_pair(*tiny)
     assert _by_chat(file.read_bytes()) == _by_chat(whole)

@@ -1,4 +1,4 @@
-"""`python -m recipes.studies scaling`: laws of trained drafts and of runs by batch."""
+"""`python -m recipes.studies scaling`: scaling laws of trained drafts and of batch sizes."""
 
 import json
 import math
@@ -17,8 +17,10 @@ SIZES = (1e5, 3e5, 1e6, 3e6)
 
 
 def write_drafts(tmp_path, sizes=SIZES, layers=(1, 2), seeds=2, **rest):
-    """A folder of drafts as the recipe `grid` leaves them: alpha = 0.1 + 0.1 log10(tokens / 10k)
-    + 0.02 layers, and MAT six times that; seeds lie 0.002 apart."""
+    """Write drafts as the recipe `grid` does.
+
+    alpha = 0.1 + 0.1 log10(tokens / 10k) + 0.02 layers, MAT = 6 alpha. Seeds differ by 0.002.
+    """
     for tokens in sizes:
         for depth in layers:
             for seed in range(seeds):
@@ -28,7 +30,7 @@ def write_drafts(tmp_path, sizes=SIZES, layers=(1, 2), seeds=2, **rest):
                 record = {"target": "t", "loss": "ce", "layers": depth, "tokens": tokens}
                 record |= {"alpha": alpha, "mat": 6 * alpha, **rest}
                 (folder / RECORD).write_text(json.dumps(record))
-    (tmp_path / RECORD).write_text("[]")  # the table of `train draft`, which is no draft
+    (tmp_path / RECORD).write_text("[]")  # the table of `train draft`, not a draft
     return tmp_path
 
 

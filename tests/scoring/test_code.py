@@ -1,4 +1,4 @@
-"""Where generated code is run, what it can reach there, and who says that it passed."""
+"""Scoring of generated code: the sandbox, its limits, and the verdict of the tests."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from specbench_cli.scoring import code, sandbox
 
 
 def lacks_containment(uncontained: bool = False) -> bool:
-    """Whether this system has no namespaces, where nothing contained may be run."""
+    """Return True if this system has no namespaces, so contained code cannot run."""
     if uncontained:
         return False
     try:
@@ -199,7 +199,7 @@ def test_the_system_call_filter_decides_by_call_argument_and_architecture(machin
         for family in range(64):
             for protocol in (0, 6, 17, 132, 262):
                 for kind in range(8):
-                    for high in (0, 1 << 32):  # which the kernel ignores
+                    for high in (0, 1 << 32):  # the kernel ignores the upper half
                         fine = family in families and protocol in (0, 6, 17) and kind in kinds
                         wide = family | high, kind | 0x80800 | high, protocol | high
                         verdict = run_filter(machine, calls[call], *wide)
@@ -273,11 +273,13 @@ def test_sandboxes_inherit_no_high_file_descriptor():
         "        try: os.fstat(fd)\n        except OSError: continue\n        n += 1\n"
         "    return n\n"
     )
-    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(80)]  # the leash is above them
+    descriptors = [
+        os.open(os.devnull, os.O_RDONLY) for _ in range(80)
+    ]  # the sandbox's own descriptor has a higher number
     try:
         assert passes_tests(count, False, "\nassert found() == 0\n")
     finally:
-        for fd in held:
+        for fd in descriptors:
             os.close(fd)
 
 
@@ -290,16 +292,16 @@ def test_an_endless_loop_ends_at_the_time_limit(monkeypatch):
 
 @BOTH
 def test_sandboxes_end_with_their_parent_process(uncontained):
-    """Its end of the leash is closed by the system, whatever it died of."""
+    """The system closes the parent's end of the pipe when the parent ends for any reason."""
     if lacks_containment(uncontained):
         return
-    leash, ours = os.pipe()
+    parent_end, our_end = os.pipe()
     words = [sys.executable, "-I", "-S", sandbox.__file__]
     how = "uncontained" if uncontained else "contained"
     with subprocess.Popen(
-        [*words, how, str(leash)], stdin=subprocess.PIPE, env={}, pass_fds=[leash]
+        [*words, how, str(parent_end)], stdin=subprocess.PIPE, env={}, pass_fds=[parent_end]
     ) as keeper:
-        os.close(leash)
+        os.close(parent_end)
         job = {
             "program": "while True: pass",
             "prelude": "",
@@ -309,8 +311,8 @@ def test_sandboxes_end_with_their_parent_process(uncontained):
         }
         keeper.stdin.write(json.dumps(job).encode())
         keeper.stdin.close()
-        os.close(ours)
-        assert keeper.wait(10) == sandbox.FAILED  # which it ends with once both have ended
+        os.close(our_end)
+        assert keeper.wait(10) == sandbox.FAILED  # its exit code after both ends are closed
 
 
 def test_without_containment_code_is_not_run_and_the_error_has_a_hint(monkeypatch, tmp_path):
@@ -678,7 +680,7 @@ def test_assertion_that_the_reference_does_not_reach_need_not_run():
 
 
 def test_time_to_find_the_code_grows_with_the_length_of_the_answer():
-    """Half of 2,000 blocks need the one before, and no joined program compiles."""
+    """Half of 2,000 blocks need the one before, and no concatenation compiles."""
     blocks = (
         f"```\nfrom __future__ import annotations\ndef up(x): return up{at}(x)\n"
         f"def up{at + 1}(x): return x\n```\n"

@@ -1,4 +1,4 @@
-"""What each scorer takes for right, first of all the references themselves."""
+"""Scorers: which answers are correct, beginning with the references."""
 
 from collections import Counter
 from dataclasses import replace
@@ -40,7 +40,7 @@ def question(scorer, *references, turns=1):
 
 
 def pair_with_next(questions, result):
-    """The questions, each with another's reference that has a different result."""
+    """Pair each question with another one that has a different result."""
     ordered = sorted(questions, key=result)
     step = max(Counter(map(result, questions)).values())
     return zip(ordered, ordered[step:] + ordered[:step], strict=True)
@@ -172,7 +172,7 @@ THIN, NARROW, FIXED = "\u2009", "\u202f", "\u00a0"
         ("12,34,567 rupees", 1234567),
         ("1_000", 1000),
         ("The answer is 1 200.", 1200),
-        ("from 1 200", 200),  # two numbers, for all that is known
+        ("from 1 200", 200),  # it could be two numbers
         ("1.234,5", 1234.5),
         (f"1{NARROW}234,56", 1234.56),
         ("3,5 kg", 3.5),
@@ -215,7 +215,7 @@ THIN, NARROW, FIXED = "\u2009", "\u202f", "\u00a0"
         ("1.5\u00b710\u2076", 1.5e6),
         ("5 x 10^-3", 0.005),
         ("10^6", 1e6),
-        # what is stated, before what comes last
+        # a stated answer precedes the last number
         ("\\boxed{\\text{\\$}9{,}500} in 3 steps", 9500),
         ("\\boxed{\\frac{\\text{6}}{4}} in 3 steps", 1.5),
         ("The answer is 10+2=12.", 12),
@@ -307,7 +307,7 @@ def test_too_large_numbers_are_not_an_answer():
         ("2", "", False),
         ("\\frac{1}{0}", "\\boxed{0}", False),
         ("1000", "\\boxed{1e3}", True),
-        ("5", "\\boxed{1e999999999}", False),  # which as a whole number fills all memory
+        ("5", "\\boxed{1e999999999}", False),  # as an integer it would not fit in memory
         ("5", "\\boxed{1e-999999999}", False),
         ("5", f"\\boxed{{1e{'9' * 5000}}}", False),
     ],

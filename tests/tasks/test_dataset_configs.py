@@ -1,7 +1,7 @@
-"""The shipped tasks on small files in their originals' formats, and what is refused of such files.
+"""Shipped tasks, read from small files in the format of the originals.
 
-`fixtures/` holds invented rows in the columns of the originals; files that are no text are packed
-from them here.
+`fixtures/` contains invented rows with the columns of the originals. Binary files are packed from
+them here.
 """
 
 import gzip
@@ -45,7 +45,7 @@ def pack_archive(*fixtures):
 
 
 def make_original(file):
-    """A file in the format of the original."""
+    """Return the bytes of a file in the format of the original."""
     match file:
         case "longbench.zip":
             return pack_archive("gov_report.jsonl", "qmsum.jsonl")
@@ -59,7 +59,10 @@ def make_original(file):
 
 
 def copy_config(name, folder, count, **files):
-    """The YAML of a shipped task beside its fixture files: without checksums, with their count."""
+    """Write a shipped task's YAML next to its fixture files.
+
+    The copy has no checksums, and its row count is that of the fixtures.
+    """
     facts = describe(name) | {"rows": count}
     for source in facts["source"] if isinstance(facts["source"], list) else [facts["source"]]:
         for download in ("sha256", "url", "hub"):

@@ -1,4 +1,4 @@
-"""The generated tasks: seeded, checkable, and `mini` held out by combination."""
+"""The generated tasks: reproducible, verifiable, and `mini` held out by combination."""
 
 import contextlib
 import io
@@ -41,7 +41,7 @@ def mini() -> list[generated.GeneratedConversation]:
 
 @pytest.fixture(scope="module")
 def shipped() -> dict[str, list[generated.GeneratedConversation]]:
-    """The rows of every shipped file."""
+    """Return the rows of every shipped file, by task."""
     return {
         name: [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for name, path in SHIPPED.items()

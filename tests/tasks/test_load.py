@@ -1,4 +1,4 @@
-"""Tasks by name, by YAML and by JSON lines, on small files made here."""
+"""Tasks by name, from YAML and from JSON lines."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""OpenAI's requests as a task: what is asked, and what of a file is refused with its line."""
+"""Files of OpenAI requests as a task, and the errors of malformed lines."""
 
 import json
 

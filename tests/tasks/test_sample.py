@@ -1,4 +1,4 @@
-"""The sample is balanced, seeded, nested and in the given order."""
+"""Samples of questions: balanced, seeded, nested and in dataset order."""
 
 from collections import Counter
 from dataclasses import replace

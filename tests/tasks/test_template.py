@@ -1,4 +1,4 @@
-"""Prompts are what transformers itself would make of them."""
+"""Prompts equal those that transformers renders."""
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -15,7 +15,10 @@ MESSAGES = build_messages(["hello", "again"], ["world"])
 
 
 def tokenizer(chat: str | None = None, adds_bos: bool = False) -> PreTrainedTokenizerFast:
-    """Words are tokens; with `adds_bos` plain text is put after <s>, as Llama's tokenizer does."""
+    """Return a tokenizer of words.
+
+    With `adds_bos` it puts <s> before plain text, as Llama's does.
+    """
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, "<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if adds_bos:

@@ -1,4 +1,4 @@
-"""Lines for other engines: each parses as its engine reads it, and says where it was checked."""
+"""Launch commands for other engines: each parses as its engine reads it."""
 
 import ast
 import json
@@ -49,7 +49,7 @@ def fill_command(engine, method, form):
 
 
 def _number_defaults(method):
-    """Values where a default is none that an engine can be told."""
+    """Return numbers for parameters whose default an engine cannot use."""
     return {"exit": 2} if method == "layerskip" else {}
 
 

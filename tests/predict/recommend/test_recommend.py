@@ -1,4 +1,4 @@
-"""Recommendations: halving on a stand-in for timing, what is never recommended, rounds as runs."""
+"""Recommendations: successive halving with simulated times, what is recommended, resumption."""
 
 import dataclasses
 import json
@@ -28,8 +28,11 @@ def record(label, prompt, seconds, **changes):
 
 
 class Machine:
-    """A stand-in for timing: vanilla takes a second a prompt, others as much less as they are
-    fast; a round takes `around` seconds beside that. It stops at a round's limit, as runs do."""
+    """Simulated machine that runs rounds.
+
+    Vanilla takes one second per prompt, and a method that divided by its speedup. A round takes
+    `around` more seconds, and it stops at its limit as runs do.
+    """
 
     def __init__(self, fast, around=5.0, **wrong):
         self.fast, self.around, self.wrong = fast, around, wrong
@@ -38,8 +41,8 @@ class Machine:
 
     def __call__(self, name, rows, prompts, limit_s):
         seconds, records = 0.0, []
-        for place, prompt in enumerate(prompts):
-            if place and seconds > limit_s:
+        for folder, prompt in enumerate(prompts):
+            if folder and seconds > limit_s:
                 break
             for label in ("vanilla", *rows):
                 took = 1.0 / self.fast.get(label, 1.0)
@@ -60,8 +63,8 @@ def test_halving_keeps_the_faster_half_until_one_is_left():
     machine = Machine(FAST)
     found = halve(candidates(), PROMPTS, 600, machine)
     assert found.winners == ["a"]
-    rounds = [sorted(rows) for name, (rows, _) in machine.rounds.items() if name != "pilot"]
-    assert rounds == [sorted(FAST), ["a", "b", "c", "d"], ["a", "b"]]
+    round_folders = [sorted(rows) for name, (rows, _) in machine.rounds.items() if name != "pilot"]
+    assert round_folders == [sorted(FAST), ["a", "b", "c", "d"], ["a", "b"]]
     assert found.trials["a"].ratio == pytest.approx(2.0)
     assert found.trials["h"].rounds == 1
 
@@ -98,7 +101,7 @@ def test_skipped_candidates_are_named_and_every_method_precedes_second_settings(
 
 def test_no_method_is_skipped_if_rounds_of_one_prompt_fit():
     methods = SearchSpace([list(FAST)], dict.fromkeys(FAST, True))
-    machine = Machine(FAST)  # the pilot takes 7 s, and rounds of 8, 4 and 2 rows 14, 10 and 8
+    machine = Machine(FAST)  # the pilot takes 7 s; rounds of 8, 4 and 2 methods take 14, 10 and 8 s
     found = halve(methods, PROMPTS, 40, machine)
     assert (found.untried, found.winners) == ([], ["a"])
     assert len(machine.rounds["round-1"][1]) == 1
@@ -106,7 +109,7 @@ def test_no_method_is_skipped_if_rounds_of_one_prompt_fit():
 
 
 def test_a_round_uses_at_least_one_prompt_if_the_remaining_time_allows_it():
-    machine = Machine(FAST, around=20.0)  # the second round takes 23.9 s, and its share is 23.7
+    machine = Machine(FAST, around=20.0)  # the second round takes 23.9 s, its share is 23.7 s
     methods = SearchSpace([list(FAST)], dict.fromkeys(FAST, True))
     found = halve(methods, PROMPTS, 99, machine)
     assert (found.rounds, found.winners, found.untried) == (3, ["a"], [])
@@ -233,7 +236,7 @@ def load_options(*methods, **more):
 
 @pytest.mark.usefixtures("small_pair")
 class TestRounds:
-    """Rounds as runs, on a small pair."""
+    """Rounds as runs, with a small model pair."""
 
     def test_the_same_seed_gives_the_same_order_of_trials_and_prompts(self):
         first, again = (
@@ -284,33 +287,35 @@ class TestRounds:
     def test_an_interrupted_recommendation_resumes_with_its_stored_rounds(
         self, tmp_path, log, monkeypatch
     ):
-        machine = self.counted(monkeypatch)
+        machine = self.limit_rounds(monkeypatch)
         kept = search.create_journal(*load_options("sps", "pld", seed=1, max_new_tokens=6), 10)
-        place = tmp_path / "here"
-        journal.create(place, kept)
+        folder = tmp_path / "here"
+        journal.create(folder, kept)
         with pytest.raises(KeyboardInterrupt):
-            search.recommend(kept, place, log(interrupt_after=9))
-        done = {path.name: len(list(RunDir.open(path).records())) for path in rounds(place)}
-        again = journal.Journal.read(place)
+            search.recommend(kept, folder, log(interrupt_after=9))
+        done = {path.name: len(list(RunDir.open(path).records())) for path in round_folders(folder)}
+        again = journal.Journal.read(folder)
         assert again.rounds["pilot"].seconds is not None
-        outcome = search.recommend(again, place, log())
-        after = {path.name: len(list(RunDir.open(path).records())) for path in rounds(place)}
+        outcome = search.recommend(again, folder, log())
+        after = {
+            path.name: len(list(RunDir.open(path).records())) for path in round_folders(folder)
+        }
         assert all(after[name] >= n for name, n in done.items())
-        assert outcome.run == place / "confirmation" and outcome.confirmed
+        assert outcome.run == folder / "confirmation" and outcome.confirmed
         records = list(RunDir.open(outcome.run).records())
         assert {r.label for r in records} == {"vanilla", *outcome.confirmed}
         assert {r.verdict.kind for r in records} <= {"identical", "reference"}
         seen = {
             r.prompt_id
-            for path in rounds(place)
+            for path in round_folders(folder)
             if path.name != "confirmation"
             for r in RunDir.open(path).records()
         }
         assert not seen & {r.prompt_id for r in records}
         assert machine.limits and all(limit > 0 for limit in machine.limits)
 
-    def counted(self, monkeypatch):
-        """No round is longer than a few prompts, however fast the machine is."""
+    def limit_rounds(self, monkeypatch):
+        """Limit each round to two prompts, and record the time limits of all rounds."""
         limits = []
         fits = TimeEstimates.max_prompts
         monkeypatch.setattr(
@@ -322,16 +327,16 @@ class TestRounds:
         monkeypatch.setattr("specbench_cli.measure.warm_up.WARM_UP_ROUNDS", 1)
         config = search.RoundRunner._config
 
-        def watched(self, name, round_):
+        def record_limit(self, name, round_):
             limits.append(round_.limit_s)
             return config(self, name, round_)
 
-        monkeypatch.setattr(search.RoundRunner, "_config", watched)
+        monkeypatch.setattr(search.RoundRunner, "_config", record_limit)
         return SimpleNamespace(limits=limits)
 
 
-def rounds(place):
-    return [path for path in sorted(place.iterdir()) if path.is_dir()]
+def round_folders(folder):
+    return [path for path in sorted(folder.iterdir()) if path.is_dir()]
 
 
 def test_a_nonempty_folder_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""The default figure: a bar a method, as long as its speedup."""
+"""Tests of the default figure, which has one bar per method with its speedup."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bars(figure) -> list[Rectangle]:
     return [bar for container in axes.containers for bar in container if isinstance(bar, Rectangle)]
 
 
-def test_bars_are_the_lossless_speedups_of_the_table_and_only_those(summary):
+def test_bars_are_the_speedups_of_lossless_methods(summary):
     assert summary.lossy[0].speedup is not None
     rows = [row for row in summary.lossless if row.speedup is not None]
     assert [bar.get_width() for bar in bars(speedup.draw(summary))] == [row.speedup for row in rows]
