@@ -64,9 +64,9 @@ def count_oracle_calls(monkeypatch):
     def count_calls(name):
         original = getattr(Oracle, name)
 
-        def call_and_count(self, *given, **named):
+        def call_and_count(self, *args, **kwargs):
             calls[name] += 1
-            return original(self, *given, **named)
+            return original(self, *args, **kwargs)
 
         monkeypatch.setattr(Oracle, name, call_and_count)
 
