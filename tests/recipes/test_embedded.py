@@ -155,7 +155,7 @@ def _by_chat(lines: bytes) -> dict[int, list[int]]:
 
 
 def test_another_recipe_in_the_same_folder_is_a_usage_error(smoke: Path) -> None:
-    with pytest.raises(UsageError, match="another run"):
+    with pytest.raises(UsageError, match="contains another training"):
         trainer(smoke).train_pair(family.BASE.scale_steps(0.1), family.TARGET, family.DRAFT)
 
 
