@@ -1,1 +1,3 @@
-"""The measurement of a run: loading models, decoding prompts, quiet windows, machine facts."""
+"""Measurement of a run: loads models, decodes prompts, waits for a quiet machine, and reads machine
+facts.
+"""
