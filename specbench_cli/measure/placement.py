@@ -32,7 +32,7 @@ class Placement:
 
     device: Device of the drafter.
     transport: Connection between target and drafter.
-    device_names: Devices of "target" and "draft", in the form of the option --devices.
+    device_names: Devices of "target" and "draft", as text for the option --devices.
     separate_draft: True if the drafter loads a second copy of the draft model.
     """
 
@@ -51,12 +51,13 @@ def check_placement(plan: Plan) -> None:
 
 
 def check_threads(threads: int | None) -> None:
-    """Raise EnvironmentFault if there are more threads than CPUs.
+    """Raise EnvironmentFault if the number of threads is larger than the number of CPUs.
 
-    Such threads would wait for each other. OpenMP even ends the program if it cannot start them.
+    Too many threads would wait for each other. OpenMP even ends the program if it cannot start
+    them.
 
     Args:
-        threads: Number of threads. None is the default of torch.
+        threads: Number of torch threads. None uses the default of torch.
     """
     n_cpus = os.cpu_count() or 1
     if threads is not None and threads > n_cpus:

@@ -42,7 +42,7 @@ _START_HINT = (
 class WorkerDevice:
     """Device of a worker: a GPU, or all CPUs of a node.
 
-    node, address: Ray's id of the node, and its IP address.
+    node, address: Ray's id of the node, and the node's IP address.
     cpus: CPUs that Ray reserves for the worker.
     gpus: 1 for a GPU, else 0.
     """

@@ -193,16 +193,17 @@ class PluginOrders:
         chunk: int,
         arrivals: Sequence[float],
     ) -> list[MeasurementReply]:
-        """Measure outputs of a method, which are decoded together.
+        """Measure some outputs of one method, which are decoded together.
 
         Args:
             label: Label of the method.
             orders: The outputs to measure.
-            finished: Keys of earlier outputs that will not be measured again.
+            finished: Keys of outputs from earlier orders. They will not be measured again, so they
+                are deleted.
             size, chunk, arrivals: See `BatchMeasurement`.
 
         Raises:
-            MethodFault: the method changed code that measures it.
+            MethodFault: the method changed specbench code that measures the method.
         """
         for key in finished:
             self.measurements.pop(key, None)
@@ -263,8 +264,8 @@ def _run_order(work: Callable[[], Any]) -> tuple[str, Any]:
     """Execute an order and return its outcome.
 
     Returns:
-        ("done", result), ("refused", (class, message, hint)) for an error of specbench, or
-        ("failed", message) for any other exception.
+        ("done", result) if the order succeeds. ("refused", (class, message, hint)) if it raises an
+        error class of specbench. ("failed", message) if it raises any other exception.
     """
     try:
         return "done", work()
@@ -277,13 +278,18 @@ def _run_order(work: Callable[[], Any]) -> tuple[str, Any]:
 
 
 def _prefer_oom_kill() -> None:
-    """Make the system kill this process, and not the run, if the machine runs out of memory."""
+    """Make the operating system kill this process first if the machine runs out of memory.
+
+    Otherwise the system could kill the main process of the run.
+    """
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _limit_memory() -> None:
-    """Limit the memory of this process, so that its allocations fail before the machine's do."""
+    """Limit the memory of this process, so that its allocations fail before the machine runs
+    out.
+    """
     import resource
 
     used = psutil.Process().memory_info().vms
