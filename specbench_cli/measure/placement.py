@@ -1,7 +1,8 @@
 """Placement of the target and a parallel drafter on devices or CPU cores.
 
-Parallel methods run the draft model in a worker while the target verifies. A transport connects the
-two: threads on one GPU, otherwise processes.
+Parallel methods run the draft model in a worker, the drafter, while the target verifies. A
+transport connects target and drafter. On one GPU, they are two threads. Otherwise they are two
+processes.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def check_threads(threads: int | None) -> None:
 def make_placement(plan: Plan, home: torch.device) -> Placement:
     """Return the placement of target and drafter.
 
-    The option --devices determines it. By default, target and drafter each get half of the CPU
-    cores. On a GPU, they share it with two CUDA streams.
+    The option --devices determines the placement. By default, target and drafter each get half of
+    the CPU cores. If the target is on a GPU, they share this GPU with two CUDA streams.
 
     Args:
         plan: Plan of the run.
@@ -79,7 +80,8 @@ def make_placement(plan: Plan, home: torch.device) -> Placement:
 
     Raises:
         EnvironmentFault: a CPU core or GPU does not exist.
-        UsageError: the environment variable of the timeout is not a positive number.
+        UsageError: the environment variable that sets the timeout of workers is not a positive
+            number.
     """
     devices = plan.config.devices
     if home.type == "cpu":
@@ -98,10 +100,10 @@ def make_placement(plan: Plan, home: torch.device) -> Placement:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the torch device with a name. "auto" is the first GPU, or else the CPU.
+    """Return the torch device with a name. The name "auto" means the first GPU, or else the CPU.
 
     Raises:
-        EnvironmentFault: there is no such GPU.
+        EnvironmentFault: this machine does not have the named GPU.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
