@@ -1,7 +1,7 @@
-"""Child processes of a run: those that measure a repeat, and plug-in processes.
+"""Child processes of a run. Some measure a repeat, others run a plug-in.
 
-This module starts them, sends them orders, receives their answers, and ends them. A child process
-has the same module path (`sys.path`) as this process.
+This module starts child processes, sends them orders, receives their answers, and ends them. A
+child process has the same module path (`sys.path`) as this process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class ProcessEnded(Exception):
     """Error: a child process ended before it answered.
 
     Attributes:
-        code: Exit code, negative for a signal. None if the process runs but closed its connection.
+        code: Exit code of the process. It is negative if a signal ended the process. None if the
+            process still runs but has closed its connection.
     """
 
     def __init__(self, code: int | None) -> None:
@@ -43,7 +44,7 @@ class WorkerProcess:
     """Child process. Creating the object starts it.
 
     Args:
-        command: Command of the process; see `interpreter.python_command`.
+        command: Command that starts the process, see `interpreter.python_command`.
         descriptors: File descriptors that the process inherits.
         takes_orders: True if this process sends orders to the child. The child then gets a
             connection, and its file descriptor is its last argument. It also gets its own session:
