@@ -46,9 +46,10 @@ class WorkerProcess:
     Args:
         command: Command that starts the process, see `interpreter.python_command`.
         descriptors: File descriptors that the process inherits.
-        takes_orders: True if this process sends orders to the child. The child then gets a
-            connection, and its file descriptor is its last argument. It also gets its own session:
-            Ctrl-C does not reach it, and its own children are suspended and ended with it.
+        takes_orders: True if this process sends orders to the child process. Then the child process
+            gets a connection, whose file descriptor is the last argument of its command. It also
+            gets its own session. So Ctrl-C does not reach it, and its own children are suspended
+            and ended with it.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class WorkerProcess:
             )
 
     def send(self, order: str, *arguments: Any) -> None:
-        """Send an order to the process, which executes it in `serve`.
+        """Send an order to the process. The function `serve` in the process executes it.
 
         Args:
             order: Name of a method of the object that the process serves.
@@ -93,7 +94,7 @@ class WorkerProcess:
         """Return the next answer of the process.
 
         Args:
-            within: Maximum time in seconds.
+            timeout_s: Maximum time in seconds.
 
         Raises:
             TimeoutError: there was no answer in time.
@@ -111,13 +112,14 @@ class WorkerProcess:
             self._raise_ended()
 
     def suspend(self) -> None:
-        """Suspend the process and its children until the next order."""
+        """Suspend the process and its children until the next order is sent."""
         self._signal("SIGSTOP")
 
     def wait(self) -> int:
-        """Wait for the process to end, and return its exit code. It is negative for a signal.
+        """Wait until the process ends, and return its exit code. It is negative if a signal ended
+        it.
 
-        If this process is interrupted while it waits, end the child too.
+        If this process is interrupted while it waits, the child process is ended too.
         """
         try:
             return self._process.wait()
@@ -126,7 +128,7 @@ class WorkerProcess:
             raise
 
     def interrupt(self) -> None:
-        """End the process: give it time to end by itself, then send SIGTERM, then kill it."""
+        """End the process. Wait for it to end by itself, then send SIGTERM, then kill it."""
         for grace, stop in zip(GRACE_S, (self._process.terminate, self._process.kill), strict=True):
             try:
                 self._process.wait(grace)
@@ -138,7 +140,7 @@ class WorkerProcess:
     def end(self) -> int | None:
         """Kill the process and its children.
 
-        Return its exit code if it had ended before, else None.
+        Return the exit code if the process had already ended by itself, else None.
         """
         code = self._process.poll()
         self._signal("SIGKILL")
@@ -160,7 +162,7 @@ class WorkerProcess:
 
 
 def serve(worker: object, execute: Callable[[Callable[[], Any]], bytes]) -> NoReturn:
-    """Execute the orders that this process receives, until its parent ends.
+    """Execute the orders that this process receives, until its parent process ends.
 
     Args:
         worker: Object with a method for each order.

@@ -1,4 +1,4 @@
-"""Configured method: a method with its parameters in the plan of a run."""
+"""Method with its parameters, as the plan of a run configures it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MethodRun:
-    """A method with its parameters: one row of the result table.
+    """A method with its parameters. It is one row of the result table.
 
     `method` is the method object that decodes. `declared` has the same parameters and hooks but
     cannot decode. It is enough for a plan and does not import torch.
 
     Attributes:
         name: Name of the method.
-        label: Name of the row, unique within the run.
+        label: Name of the row in the table. It is unique within the run.
         user_params: Parameters that the user set.
-        tuned: Number of candidates from which tuning selected the parameters. None without tuning.
+        tuned: Number of candidates from which tuning selected the parameters. None without
+            tuning.
     """
 
     name: str
@@ -58,7 +59,7 @@ class MethodRun:
 
     @cached_property
     def declared(self) -> Method:
-        """The method's declaration, which has parameters and hooks but cannot decode.
+        """The method's declaration. It has parameters and hooks but cannot decode.
 
         Raises:
             UsageError: a parameter is unknown, or its value is not allowed.
@@ -69,7 +70,7 @@ class MethodRun:
 
     @property
     def is_built_in(self) -> bool:
-        """True if the method is part of specbench. False for plug-ins."""
+        """True if the method is part of specbench. False for methods of plug-ins."""
         return self.name in registry.built_in_methods()
 
     @property
@@ -79,7 +80,10 @@ class MethodRun:
 
     @property
     def acceptance_source(self) -> str | None:
-        """Label of the method whose acceptance rate this random control copies. None for others."""
+        """Label of the method whose acceptance rate this random control copies.
+
+        None for methods that are not random controls.
+        """
         return get_acceptance_source(self.declared)
 
     @property
