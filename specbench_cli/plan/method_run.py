@@ -115,7 +115,7 @@ class MethodRun:
 
     @cached_property
     def guarantees(self) -> Mapping[Rule, Guarantee]:
-        """Guarantee of the method under each verification rule.
+        """Guarantee of the method about its output, under each verification rule.
 
         Raises:
             UsageError: The method returns an unknown guarantee.
@@ -133,8 +133,9 @@ class MethodRun:
         return found
 
     def check_hooks(self) -> None:
-        """Raise UsageError if a hook that declares something, such as `models`, has a wrong
-        type."""
+        """Raise UsageError if a declaration hook of the method, such as `models`, returns a wrong
+        type.
+        """
         from specbench_cli.engine.verify.hooks import wrong_return
 
         for hook, what, fits in _declaration_hooks():
@@ -148,18 +149,26 @@ class MethodRun:
 
     @property
     def file_sha256(self) -> str:
-        """SHA-256 of the file that defines the method. Audits apply to one version of a file."""
+        """SHA-256 of the file that defines the method. An audit is valid only for this version of
+        the file.
+        """
         return sha256(plugin_file.content(inspect.getfile(type(self.method)))).hexdigest()
 
 
 def get_acceptance_source(method: Method) -> str | None:
-    """Return the label of the method whose acceptance rate a random control uses, or None."""
+    """Return the label of the method whose acceptance rate a random control copies.
+
+    Return None if the method is not such a random control.
+    """
     like: str | None = getattr(method.params, "like", None)
     return like
 
 
 def _declaration_hooks() -> tuple[tuple[str, str, Callable[[Any], bool]], ...]:
-    """Return the name, expected type as text, and check function of each declaration hook."""
+    """Return the name, expected type as text, and check function of each declaration hook.
+
+    A declaration hook is a method attribute such as `models`, which a plan reads before the run.
+    """
     from specbench_cli.engine.models.artifact import ArtifactSpec
     from specbench_cli.engine.verify.accept import AcceptRule
 
