@@ -112,8 +112,9 @@ def compute_likelihood_deviation(records_of_method: Iterable[Record]) -> tuple[f
 def count_near_ties(
     records_of_method: Iterable[Record], manifest: Mapping[str, Any]
 ) -> NearTieCounts:
-    """Count a method's near-ties. Compute how probable this count is if only rounding causes
-    near-ties.
+    """Count a method's near-ties.
+
+    Compute how probable this count is if only rounding causes near-ties.
 
     Args:
         records_of_method: The records of one method.

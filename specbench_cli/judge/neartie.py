@@ -112,8 +112,9 @@ def _logits_by_width(
     steps: Steps,
     drafts: Sequence[DraftedTokens] | None,
 ) -> Tensor:
-    """Return the logits [n, vocab] at which the n output tokens are chosen. Each step is one
-    forward.
+    """Return the logits [n, vocab] at which the n output tokens are chosen.
+
+    Each step is one forward.
     """
     n_prompt = len(request.ids)
     widths = [

@@ -51,8 +51,9 @@ class Oracle:
 
     @torch.inference_mode()
     def stepwise_logits(self, text: Sequence[int], source: ExtraInput | None) -> Iterator[Tensor]:
-        """Yield the logits [vocab] float32 of each token. Each token is read in its own cached
-        forward.
+        """Yield the logits [vocab] float32 of each token.
+
+        Each token is read in its own cached forward.
         """
         name, fixed = "input_ids", {}
         if self._encodes:
@@ -68,8 +69,9 @@ class Oracle:
             yield out.logits[0, -1].float()
 
     def self_source(self, text: Sequence[int]) -> ExtraInput | None:
-        """Return an input of the encoder that equals the text. None for a model without an
-        encoder.
+        """Return an input of the encoder that equals the text.
+
+        None for a model without an encoder.
         """
         return ExtraInput(ids=tuple(text)) if self._encodes else None
 

@@ -116,8 +116,9 @@ class OutputJudge:
         self._tolerance: Tolerance | None = None
 
     def facts(self) -> dict[str, Any] | None:
-        """Return the manifest entry about the tolerance. Return None if the tolerance was not
-        measured.
+        """Return the manifest entry about the tolerance.
+
+        Return None if the tolerance was not measured.
         """
         return None if self._tolerance is None else asdict(self._tolerance)
 

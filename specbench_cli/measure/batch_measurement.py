@@ -47,8 +47,9 @@ class BatchMeasurement:
         self._chunk = chunk
 
     def measure(self) -> None:
-        """Decode the prompts of the batch and time them. A second call replaces the result of the
-        first.
+        """Decode the prompts of the batch and time them.
+
+        A second call replaces the result of the first.
         """
         measurements, first = self._measurements, self._measurements[0]
         device = first.prepare()

@@ -185,8 +185,9 @@ class Bench:
         return decoders
 
     def _load_artifacts(self, lenient: bool) -> dict[str, SpecbenchError]:
-        """Load the trained modules of the methods, such as draft heads. Return the errors by
-        method.
+        """Load the trained modules of the methods, such as draft heads.
+
+        Return the errors by method.
 
         Args:
             lenient: True returns the errors. False raises the first error.
@@ -221,8 +222,9 @@ class Bench:
         return placement.device if placement is not None and placement.separate_draft else None
 
     def _roles_by_device(self) -> dict[torch.device, list[str]]:
-        """Return the roles of the models on each device. A model that is loaded twice is listed
-        twice.
+        """Return the roles of the models on each device.
+
+        A model that is loaded twice is listed twice.
         """
         roles = {self.device: list(self._plan.checkpoints)}
         if self._second_draft_device is not None:
@@ -471,8 +473,9 @@ class Bench:
         }
 
     def drafting_head_facts(self) -> dict[str, Mapping[str, Any]]:
-        """Return facts that identify each draft head. The keys are the names of the heads in
-        traces.
+        """Return facts that identify each draft head.
+
+        The keys are the names of the heads in traces.
         """
         return {
             head.name: {

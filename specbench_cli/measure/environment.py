@@ -51,8 +51,9 @@ VARIABLES = (
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of Python, CUDA and the packages in `PACKAGES`. A missing one has
-    None.
+    """Return the versions of Python, CUDA and the packages in `PACKAGES`.
+
+    A missing one has None.
     """
     import torch
 
@@ -84,8 +85,9 @@ def git() -> dict[str, Any] | None:
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables in `VARIABLES` that are set. Of a path, keep the last part
-    only.
+    """Return the environment variables in `VARIABLES` that are set.
+
+    Of a path, keep the last part only.
     """
     return {
         name: ":".join(part.rpartition("/")[2] for part in os.environ[name].split(":"))

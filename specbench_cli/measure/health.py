@@ -173,8 +173,9 @@ def check_compiler() -> HealthCheck:
 
 
 def check_kernels() -> HealthCheck:
-    """Check which matrix multiplication kernels this CPU uses. Explained in
-    docs/explanations/kernels.md.
+    """Check which matrix multiplication kernels this CPU uses.
+
+    Explained in docs/explanations/kernels.md.
     """
     no_numba, own = is_numba_missing(), find_numba_kernels(torch.device("cpu"), torch.float32)
     return HealthCheck(

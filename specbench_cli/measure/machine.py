@@ -118,8 +118,9 @@ def _accelerators() -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> str | None:
-    """Return the text of a kernel file. Return None if the file does not exist or cannot be
-    read.
+    """Return the text of a kernel file.
+
+    Return None if the file does not exist or cannot be read.
     """
     try:
         return path.read_text().strip()

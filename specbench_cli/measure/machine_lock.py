@@ -101,8 +101,9 @@ class MachineLock:
         return [name for name in members if name != self._name and self._alive(name)]
 
     def _read(self) -> dict[str, Any]:
-        """Return the content of the lock file. Raise UsageError if another program wrote the
-        file.
+        """Return the content of the lock file.
+
+        Raise UsageError if another program wrote the file.
         """
         self._file.seek(0)
         try:
@@ -161,8 +162,9 @@ def _is_alive(name: str) -> bool:
 
 
 def _lock(file: IO[str]) -> None:
-    """Lock a file. If another process has locked it, wait. Raise OSError if there are no file
-    locks.
+    """Lock a file.
+
+    If another process has locked it, wait. Raise OSError if there are no file locks.
     """
     try:
         import fcntl

@@ -251,8 +251,9 @@ class Measurement:
             self._learn(session, self.output)
 
     def _learn(self, session: Session, output: DecodedOutput) -> None:
-        """Let the method learn from the output, and time the learning. An error fails the
-        measurement.
+        """Let the method learn from the output, and time the learning.
+
+        An error fails the measurement.
         """
         gc.disable()
         try:
@@ -368,8 +369,9 @@ class Measurement:
         return self.recording is not None
 
     def finish(self, other_cpu: float | None, noisy: bool) -> None:
-        """Accept the last result, so that it is not measured again. Store how noisy the machine
-        was.
+        """Accept the last result, so that it is not measured again.
+
+        Store how noisy the machine was.
         """
         self.finished, self.other_cpu, self.noisy = True, other_cpu, noisy
         self.delay.noisy = noisy and self.delay.ns > 0

@@ -214,8 +214,9 @@ def _fitting_settings(model: MemoryModel, max_batch: int, limit: int) -> Iterato
 
 
 def _draft_param(method: Method) -> str | None:
-    """Return the name of the parameter that limits the draft of a method. None if there is no such
-    parameter.
+    """Return the name of the parameter that limits the draft of a method.
+
+    None if there is no such parameter.
     """
     params = method.params
     if isinstance(params, LengthParams):

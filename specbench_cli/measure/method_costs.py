@@ -232,8 +232,9 @@ class InterleavedProbe:
         self.done += 1
 
     def costs(self) -> Costs | None:
-        """Return the measured costs. Return None if no round was measured, or too many rounds were
-        noisy.
+        """Return the measured costs.
+
+        Return None if no round was measured, or too many rounds were noisy.
         """
         found = self._probe.result() if self.done else None
         if found is None or found.too_noisy:

@@ -69,8 +69,9 @@ def plan_dry_run(config: RunConfig) -> tuple[Plan, dict[str, Any]]:
 
 
 def plan_run(config: RunConfig) -> tuple[Plan, Tuning | None]:
-    """Return the plan of a run, and the plan of its tuning. The tuning plan is None without
-    --tune.
+    """Return the plan of a run, and the plan of its tuning.
+
+    The tuning plan is None without --tune.
     """
     _check_plugins(config)
     plan = make_plan(config)

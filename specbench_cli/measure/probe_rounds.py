@@ -296,8 +296,9 @@ class StatelessHeadProbe:
         self._call(self._head, rng.choice(self._grid.levels))
 
     def _call(self, head: MeteredHead, n: int) -> None:
-        """Run a forward of a head over n tokens. A sequential head runs once for each draft
-        position.
+        """Run a forward of a head over n tokens.
+
+        A sequential head runs once for each draft position.
         """
         rows = self._features[:n]
         if not isinstance(head.head, SequentialHead):
@@ -354,8 +355,9 @@ class ProbeRound:
         self.noisy = False
 
     def measure(self) -> None:
-        """Measure all forwards and decodings once. A second call replaces the times of the
-        first.
+        """Measure all forwards and decodings once.
+
+        A second call replaces the times of the first.
         """
         rng = random.Random(self._seed)
         contexts, names = self._grid.contexts, list(self._session_decodings)
@@ -465,8 +467,9 @@ class ProbeRound:
         )
 
     def _time_batch(self, decoding: BatchDecoding, n: int) -> BatchSample:
-        """Decode a batch of n sequences. Store the times of its forwards, and return its host
-        time.
+        """Decode a batch of n sequences.
+
+        Store the times of its forwards, and return its host time.
         """
         stop = StopRule(frozenset(), NEW_TOKENS)
         # Use prompts of different lengths, as in real batches. With equal lengths, attention could

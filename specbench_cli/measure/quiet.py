@@ -116,8 +116,9 @@ class Measurable(Protocol):
 
 
 class MeasurementWindows:
-    """Sequence of measurement windows. All measurements in a window are accepted or repeated
-    together.
+    """Sequence of measurement windows.
+
+    All measurements in a window are accepted or repeated together.
 
     Args:
         meter: Noise meter.
@@ -142,8 +143,9 @@ class MeasurementWindows:
         self._measurables: list[Measurable] = []
 
     def run(self, measurable: Measurable) -> None:
-        """Do a measurement in the current window, or in a new one. Close the window if it is
-        full.
+        """Do a measurement in the current window, or in a new one.
+
+        Close the window if it is full.
         """
         if not self._measurables:
             if self._before_window is not None:

@@ -60,8 +60,9 @@ class _MeasuredPrompt(NamedTuple):
     measurements: list[Measurement]
 
     def key(self, method_run: MethodRun, number: int) -> RecordKey:
-        """Return the key of a method's record on this prompt. `number` is the number of the
-        repeat.
+        """Return the key of a method's record on this prompt.
+
+        `number` is the number of the repeat.
         """
         return self.prompt.prompt_id, self.prompt.turn, method_run.label, number
 
@@ -508,8 +509,9 @@ class Repeat:
     def _find_reference(
         self, prompt: Prompt, number: int, measurements: Sequence[Measurement]
     ) -> list[int] | None:
-        """Return vanilla's output for a prompt, measured now or stored. Return None if vanilla
-        failed.
+        """Return vanilla's output for a prompt, measured now or stored.
+
+        Return None if vanilla failed.
         """
         for each in measurements:
             if each.method_run.label == BASELINE and each.output and each.output.error is None:

@@ -126,10 +126,10 @@ def _command(path: Path, number: int) -> list[str]:
 
 
 def run_command(command: Sequence[str], descriptors: Collection[int] = ()) -> int:
-    """Run a command, wait for it, and return its exit code. If a signal ended the command, the exit
-    code is negative.
+    """Run a command, wait for it, and return its exit code.
 
-    If this process is interrupted, interrupt the command too.
+    If a signal ended the command, the exit code is negative. If this process is interrupted,
+    interrupt the command too.
 
     Args:
         command: The command with its arguments.

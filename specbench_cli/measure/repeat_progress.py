@@ -96,14 +96,16 @@ class RepeatProgress:
     def time_method(
         self, method_run: MethodRun, questions: Sequence[Question]
     ) -> AbstractContextManager[None]:
-        """Time the `with` block, in which a method decodes questions. The estimate uses this
-        time.
+        """Time the `with` block, in which a method decodes questions.
+
+        The estimate uses this time.
         """
         return self._eta.time_work(method_run.label, sum(map(self._plan.max_new_tokens, questions)))
 
     def time_probe(self) -> AbstractContextManager[None]:
-        """Time the `with` block, in which a probe round is measured. The estimate uses this
-        time.
+        """Time the `with` block, in which a probe round is measured.
+
+        The estimate uses this time.
         """
         return self._eta.time_work(PROBE, 1)
 

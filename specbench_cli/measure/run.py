@@ -98,8 +98,9 @@ def _memory_notes(memory: Mapping[str, Any] | None) -> list[str]:
 def resume_run(
     path: Path, view: RunView, *, part: bool = False, force: bool = False
 ) -> tuple[Plan | None, RunDir]:
-    """Plan the missing part of a run that was started before. Return no plan if the run is
-    finished.
+    """Plan the missing part of a run that was started before.
+
+    Return no plan if the run is finished.
 
     Args:
         path: Folder of the run.

@@ -116,10 +116,10 @@ class WorkerProcess:
         self._signal("SIGSTOP")
 
     def wait(self) -> int:
-        """Wait until the process ends, and return its exit code. It is negative if a signal ended
-        it.
+        """Wait until the process ends, and return its exit code.
 
-        If this process is interrupted while it waits, the child process is ended too.
+        It is negative if a signal ended it. If this process is interrupted while it waits, the
+        child process is ended too.
         """
         try:
             return self._process.wait()

@@ -149,8 +149,9 @@ class MethodRun:
 
     @property
     def file_sha256(self) -> str:
-        """SHA-256 of the file that defines the method. An audit is valid only for this version of
-        the file.
+        """SHA-256 of the file that defines the method.
+
+        An audit is valid only for this version of the file.
         """
         return sha256(plugin_file.content(inspect.getfile(type(self.method)))).hexdigest()
 

@@ -66,8 +66,9 @@ class Plan:
 
     @property
     def synthetic(self) -> str | None:
-        """Note for the user that some models have random weights. None if all weights are
-        trained.
+        """Note for the user that some models have random weights.
+
+        None if all weights are trained.
         """
         drawn = [each.label for each in self.checkpoints.values() if each.shape]
         if not drawn:
@@ -312,8 +313,9 @@ def load_plugins(config: RunConfig) -> None:
 
 
 def _resolve_models(config: RunConfig) -> tuple[Checkpoint, str | None]:
-    """Return the target, and the name of the draft model. The name is None without a draft
-    model.
+    """Return the target, and the name of the draft model.
+
+    The name is None without a draft model.
     """
     target = resolve(config.target)
     return target, target.draft if config.draft in (None, AUTO) else config.draft

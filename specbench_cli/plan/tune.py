@@ -250,8 +250,9 @@ def facts(plan: Plan, tuning: Tuning, choices: Mapping[str, TuningChoice]) -> di
 
 
 def apply_tuning(plan: Plan, manifest: Mapping[str, Any]) -> Plan:
-    """Return the plan with the parameters that the tuning chose. The manifest stores these
-    parameters.
+    """Return the plan with the parameters that the tuning chose.
+
+    The manifest stores these parameters.
     """
     rows = (manifest.get("tuning") or {}).get("rows", {})
 

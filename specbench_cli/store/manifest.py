@@ -55,8 +55,9 @@ class _MethodConfig(TypedDict, total=False):
 
 
 class _EffectiveConfig(TypedDict, total=False):
-    """Configuration of a run. These are the keys that specbench reads, so their types are
-    checked.
+    """Configuration of a run.
+
+    These are the keys that specbench reads, so their types are checked.
     """
 
     __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]

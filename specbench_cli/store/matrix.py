@@ -1,5 +1,6 @@
-"""Folder of a matrix. A matrix is a series of runs, one for each pair of a target and a draft
-model.
+"""Folder of a matrix.
+
+A matrix is a series of runs, one for each pair of a target and a draft model.
 """
 
 from __future__ import annotations

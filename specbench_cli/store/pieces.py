@@ -54,8 +54,9 @@ class ParsedLine(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class RecordReader:
-    """Parser of the lines of a file with records. It checks that each line is a valid record of the
-    run.
+    """Parser of the lines of a file with records.
+
+    It checks that each line is a valid record of the run.
 
     known: facts about the run with which each record must agree.
     vocabulary: vocabulary size of the target.

@@ -164,11 +164,10 @@ class RunDir:
     def create(
         cls, path: Path, manifest: Mapping[str, Any], resume_config: str | None = None
     ) -> RunDir:
-        """Start a run in a new or empty folder. The status in the manifest is "running" until
-        `close`.
+        """Start a run in a new or empty folder.
 
-        If a process was killed during `create`, it may have left files in the folder. Such files
-        are ignored.
+        The status in the manifest is "running" until `close`. If a process was killed during
+        `create`, it may have left files in the folder. Such files are ignored.
 
         Args:
             resume_config: content of `RESUME_FILE`. If it is given, this process also locks the
@@ -620,8 +619,9 @@ class RunDir:
         self._append(_PROMPTS, lines, [(prompt.prompt_id, prompt.turn) for prompt in prompts])
 
     def _append(self, name: str, lines: Sequence[str], keys: Sequence[object]) -> None:
-        """Append lines to a file. If the folder is locked, check that no other process wrote to the
-        file.
+        """Append lines to a file.
+
+        If the folder is locked, check that no other process wrote to the file.
         """
         self.check_lock()
         if self._watched is not None:  # before writing: a full disk may keep some of the lines
@@ -647,8 +647,9 @@ class RunDir:
         return self._checked_prompts()
 
     def _checked_prompts(self) -> Iterator[Prompt]:
-        """Return the prompts. Raise the errors of `prompts`, but do not check files of a finished
-        run.
+        """Return the prompts.
+
+        Raise the errors of `prompts`, but do not check files of a finished run.
         """
         digests = self._digests[_PROMPTS]
         return (prompt for prompt, _ in self._prompt_lines(digests, complete=self._is_complete))
@@ -709,8 +710,9 @@ class RunDir:
             yield prompt, line
 
     def _vocabulary(self) -> int:
-        """Return the target's vocabulary size. Return 2^63 if the manifest does not state the
-        size.
+        """Return the target's vocabulary size.
+
+        Return 2^63 if the manifest does not state the size.
         """
         return (self.manifest.get("models", {}).get("target") or {}).get("vocab_size") or 2**63
 
@@ -930,8 +932,9 @@ def find_latest(root: Path = RUNS, *, to_resume: bool = False) -> Path:
 
 
 def _is_finished(path: Path) -> bool:
-    """Return True if a run has finished. If its manifest cannot be read, the run counts as
-    unfinished.
+    """Return True if a run has finished.
+
+    If its manifest cannot be read, the run counts as unfinished.
     """
     try:
         return RunDir.open(path).manifest.get("status") == "finished"

@@ -97,8 +97,9 @@ class Params:
 
 @dataclass(slots=True)
 class Steps:
-    """Counters of the decoding steps, one number per step. A level is one position of a draft. A
-    chain has one token per level, a tree has several.
+    """Counters of the decoding steps, one number per step.
+
+    A level is one position of a draft. A chain has one token per level, a tree has several.
 
     Attributes:
         levels: number of levels in the draft.
@@ -201,8 +202,9 @@ class ForwardRecord(Protocol):
 
 
 class MessageRecord(Protocol):
-    """Interface of a message between two workers of the engine. This package does not import the
-    engine.
+    """Interface of a message between two workers of the engine.
+
+    This package does not import the engine.
     """
 
     @property
@@ -399,8 +401,9 @@ RecordKey = tuple[str, int, str, int]
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """One output: a line of `records.jsonl`. The attributes are the keys of the line, in this
-    order. The key of `pass_` is "pass".
+    """One output: a line of `records.jsonl`.
+
+    The attributes are the keys of the line, in this order. The key of `pass_` is "pass".
 
     Attributes:
         schema: version of the format. Fields that are missing in an older record are null.
@@ -549,8 +552,9 @@ def _record_adapter() -> TypeAdapter[Record]:
 
 
 def _read_schema(line: str) -> object:
-    """Return the schema version in a line that is not a valid record. Return None if it has
-    none.
+    """Return the schema version in a line that is not a valid record.
+
+    Return None if it has none.
     """
     try:
         data = json.loads(line)

@@ -110,8 +110,9 @@ class RayWorkers:
         self._started: set[str] = set()
 
     def start(self, names: Iterable[str], plan: Plan, folder: Path) -> Mapping[str, str]:
-        """Start one worker for each device of the cluster. Return a device description for each
-        worker.
+        """Start one worker for each device of the cluster.
+
+        Return a device description for each worker.
         """
         found = dict(zip(names, list_devices(self._ray.nodes(), plan.config.device), strict=False))
         pinned = importlib.import_module("ray.util.scheduling_strategies")
@@ -138,11 +139,10 @@ class RayWorkers:
         self._pending[getattr(self._actors[name], what).remote(*args).future()] = name
 
     def receive(self) -> tuple[str, Any]:
-        """Wait until any worker has executed its order. Return the worker's name, and its result or
-        exception.
+        """Wait until any worker has executed its order.
 
-        If the first reply of a worker takes longer than `START_TIMEOUT_S`, the worker counts as
-        lost.
+        Return the worker's name, and its result or exception. If the first reply of a worker takes
+        longer than `START_TIMEOUT_S`, the worker counts as lost.
         """
         new = not self._started.issuperset(self._pending.values())
         done, _ = wait(self._pending, START_TIMEOUT_S if new else None, FIRST_COMPLETED)
@@ -277,8 +277,9 @@ def _import_ray() -> Any:
 
 
 def _missing_module(text: str) -> str | None:
-    """Return the line of Ray's error message that names a missing Python module. None if there is
-    none.
+    """Return the line of Ray's error message that names a missing Python module.
+
+    None if there is none.
     """
     lines = map(str.strip, text.splitlines())
     return next((x for x in lines if x.startswith(("ModuleNotFoundError", "ImportError"))), None)

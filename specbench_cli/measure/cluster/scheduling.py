@@ -332,8 +332,9 @@ class Scheduler:
     def _call_workers(
         self, order: str, *args: Any, names: Sequence[str] | None = None, starting: bool = False
     ) -> dict[str, Any]:
-        """Send an order to workers and return the result of each worker. Lost workers return no
-        result.
+        """Send an order to workers and return the result of each worker.
+
+        Lost workers return no result.
 
         Args:
             order: Name of a method of `ClusterWorker`, with its arguments in `args`.

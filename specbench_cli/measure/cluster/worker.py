@@ -169,8 +169,9 @@ class ClusterWorker:
         )
 
     def check_leaks(self) -> WorkerResult:
-        """Decode the first questions of this worker again. Return the worker's last manifest
-        entries.
+        """Decode the first questions of this worker again.
+
+        Return the worker's last manifest entries.
         """
         if self._assignments > 1:
             self._repeat.check_leaks()

@@ -216,8 +216,9 @@ class PluginMeasurements(BatchMeasurement):
                 measurement.lost = WorkerLost(each.lost)
 
     def finish(self, other_cpu: float | None, noisy: bool) -> None:
-        """Accept the last results of all measurements. The plug-in process may then delete its
-        copies.
+        """Accept the last results of all measurements.
+
+        The plug-in process may then delete its copies.
         """
         super().finish(other_cpu, noisy)
         self._methods.mark_finished(self._measurements[0].method_run, self._measurements)

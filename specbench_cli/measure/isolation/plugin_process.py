@@ -37,8 +37,9 @@ _processes: dict[str | None, PluginProcess] = {}
 
 
 class PluginProcessLost(MethodFault):
-    """Error: a plug-in process ended, or did not answer in time. The next order starts a new
-    process.
+    """Error: a plug-in process ended, or did not answer in time.
+
+    The next order starts a new process.
     """
 
 
@@ -95,15 +96,17 @@ def check_method_choices(choices: Sequence[MethodChoice], files: Sequence[str]) 
 
 
 def find_plugin_file(name: str, files: Sequence[str]) -> str | None:
-    """Return the plug-in file that defines a method. Return None if an installed plug-in defines
-    it.
+    """Return the plug-in file that defines a method.
+
+    Return None if an installed plug-in defines it.
     """
     return next((file for file in files if name in registry.load_plugin(file)), None)
 
 
 def get_plugin_process(file: str | None) -> PluginProcess:
-    """Return the process of a plug-in file. If `file` is None, return the process of installed
-    plug-ins.
+    """Return the process of a plug-in file.
+
+    If `file` is None, return the process of installed plug-ins.
     """
     return _processes.setdefault(file, PluginProcess(file))
 

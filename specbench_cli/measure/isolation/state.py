@@ -70,8 +70,9 @@ def _stream_states() -> Any:
 
 
 def _code_of_modules(prefixes: tuple[str, ...]) -> dict[str, Any]:
-    """Return the functions and classes of imported modules, by name. Methods of classes are
-    included.
+    """Return the functions and classes of imported modules, by name.
+
+    Methods of classes are included.
 
     Args:
         prefixes: Names of packages. Only their modules are read.
