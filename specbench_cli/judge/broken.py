@@ -40,8 +40,7 @@ Output = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class NearTieCounts:
-    """Counts of a method's near-ties, and the probabilities of these counts if only rounding causes
-    near-ties.
+    """Counts of a method's near-ties, and their probabilities if rounding is the only cause.
 
     A near-tie is an output that differs from vanilla's output because two tokens have almost equal
     scores. Width is the number of tokens in one forward. It changes the rounding (`judge.neartie`).
@@ -114,7 +113,7 @@ def count_near_ties(
 ) -> NearTieCounts:
     """Count a method's near-ties.
 
-    Compute how probable this count is if only rounding causes near-ties.
+    Also compute the probability of this count if rounding is the only cause of near-ties.
 
     Args:
         records_of_method: The records of one method.

@@ -69,9 +69,9 @@ class Oracle:
             yield out.logits[0, -1].float()
 
     def self_source(self, text: Sequence[int]) -> ExtraInput | None:
-        """Return an input of the encoder that equals the text.
+        """Return the text as an input of the encoder.
 
-        None for a model without an encoder.
+        Return None for a model without an encoder.
         """
         return ExtraInput(ids=tuple(text)) if self._encodes else None
 

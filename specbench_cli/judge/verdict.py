@@ -310,8 +310,7 @@ class OutputJudge:
         return Oracle(self._build())
 
     def _tie_gap(self, request: Request, before: Sequence[int], tokens: Sequence[int]) -> float:
-        """Return the largest gap of two tokens at one position, with the logits of oracle and
-        engine.
+        """Return the largest gap of two tokens at one position, in the oracle and the engine.
 
         Args:
             before: Output tokens before this position.

@@ -1,3 +1,1 @@
-"""Measurement of a run: loads models, decodes prompts, waits for a quiet machine, and reads machine
-facts.
-"""
+"""Measurement of a run: loading of models, decoding of prompts, noise detection, machine facts."""

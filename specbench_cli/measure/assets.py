@@ -52,9 +52,7 @@ class HubCall:
         self._failure = ""
 
     def check(self) -> HealthCheck:
-        """Wait at most `HUB_TIMEOUT_S` seconds for the reply to the request, and return the
-        result.
-        """
+        """Return the result of the request. Wait at most `HUB_TIMEOUT_S` seconds for it."""
         if is_offline():
             return _hub_check("HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE")
         self._thread.join(HUB_TIMEOUT_S)
@@ -153,9 +151,7 @@ def _fetch_command(name: str, sources: Sequence[DatasetSource]) -> str:
 
 
 def _find_source(source: DatasetSource) -> Availability:
-    """Return where a data file of a task is available: on this machine, for download, or
-    nowhere.
-    """
+    """Return where a data file of a task is available: on this machine, online, or nowhere."""
     own = os.environ.get("SPECBENCH_DATA")
     for place in (SHIPPED, *([Path(own)] if own else [])):
         if any((place / name).is_file() for name in (source.file, f"{source.file}.gz")):

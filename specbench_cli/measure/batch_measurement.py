@@ -166,8 +166,7 @@ def make_measurable(
 
 
 def _sequence_part(forward: Forward, place: int) -> Forward:
-    """Return one sequence's part of a batch's forward, with the sequence's own token count and
-    role.
+    """Return one sequence's part of a batch's forward, with its own token count and role.
 
     Args:
         place: Index of the sequence in the batch.
@@ -179,7 +178,7 @@ def _sequence_part(forward: Forward, place: int) -> Forward:
 
 
 def _divide_time(ns: Ns, n: int) -> Ns:
-    """Return a time divided by n. The rounded parts of the result still add up to its total."""
+    """Return times divided by n. They are rounded so that their sum still equals `total`."""
     prefill, draft, verify, host = (
         (part or 0) // n for part in (ns.prefill, ns.draft, ns.verify, ns.host)
     )

@@ -77,7 +77,7 @@ class Bench:
         facts: Facts from the config of each checkpoint, by role.
         device: Device of the target.
         energy: Meter of the energy that this device uses.
-        peaks: Peak memory in bytes while loading and warming up.
+        peaks: Peak memory in bytes of each phase, such as loading and warming up.
         load_errors: Label of each method whose trained modules do not load -> the error.
         processor: Logits processor that enforces the run's grammar. None without a grammar.
 
@@ -238,7 +238,7 @@ class Bench:
 
         Raises:
             UsageError: the vocabularies differ, and a method that uses the draft model does not
-                support this.
+                support different vocabularies.
         """
         if role == "target":
             return None
@@ -388,9 +388,7 @@ class Bench:
             end *= 4
 
     def check_fits(self, name: str, prompt: int, budget: int) -> None:
-        """Raise PromptError if a prompt and its output together may exceed the context of the
-        models.
-        """
+        """Raise PromptError if a prompt and its output may exceed the context of the models."""
         if prompt + budget > self.context:
             raise self._too_long_error(
                 f"prompt {name} has {prompt} tokens; with {budget} new ones that is"
@@ -424,8 +422,7 @@ class Bench:
 
     @property
     def devices(self) -> dict[str, str] | None:
-        """Return the devices of target and draft for parallel methods, as text for the option
-        --devices.
+        """Return the devices of target and draft as text for the option --devices.
 
         None if the run has no parallel method.
         """

@@ -169,10 +169,9 @@ class CostCurve(_Frozen):
 
     @cached_property
     def trees_by_context(self) -> list[tuple[int, PointLine]]:
-        """Times of forwards over a draft tree, as a function of its size, one line per context
-        length.
+        """Times of forwards over a draft tree, by tree size. One line per context length.
 
-        The size includes the root. A tree of size 1 is the root alone.
+        The tree size includes the root. A tree of size 1 is the root alone.
         """
         alone = tuple(point for point in self.forwards if point.n_tokens == 1)
         return _lines((*alone, *self.trees)) if self.trees else self.by_context

@@ -53,7 +53,7 @@ VARIABLES = (
 def versions() -> dict[str, str | None]:
     """Return the versions of Python, CUDA and the packages in `PACKAGES`.
 
-    A missing one has None.
+    The version of a missing package is None.
     """
     import torch
 
@@ -87,7 +87,7 @@ def git() -> dict[str, Any] | None:
 def variables() -> dict[str, str]:
     """Return the environment variables in `VARIABLES` that are set.
 
-    Of a path, keep the last part only.
+    If a value is a path, return only the last part of the path.
     """
     return {
         name: ":".join(part.rpartition("/")[2] for part in os.environ[name].split(":"))
@@ -97,9 +97,7 @@ def variables() -> dict[str, str]:
 
 
 def threads() -> dict[str, int]:
-    """Return the number of PyTorch threads inside one operation, and the number between
-    operations.
-    """
+    """Return the number of PyTorch threads inside one operation and between operations."""
     import torch
 
     return {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()}

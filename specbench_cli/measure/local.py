@@ -1,6 +1,4 @@
-"""Measurement of a repeat in the current process: load the models, measure, and store the
-results.
-"""
+"""Measurement of a repeat in the current process: load models, measure, and store the results."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ One run measures for about a second while the other runs wait. If another progra
 machine for some seconds, it affects all runs equally. This matters if two runs are compared.
 
 The lock is a file lock. A process takes the lock before it loads its models. The operating system
-releases it when the process ends. The file contains the names of all member processes, and of the
-last process that measured.
+releases it when the process ends. The file contains the names of all processes that share the lock,
+and of the last process that measured.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ class MachineLock:
                 return False
 
     def close(self) -> None:
-        """Release the lock, and remove this process from the members in the lock file."""
+        """Release the lock, and remove this process from the names in the lock file."""
         self._file.close()
 
     def _partners(self) -> list[str]:
-        """Return the names of the other member processes that are still running."""
+        """Return the names of the other processes that share the lock and are still running."""
         members: list[str] = self._read().get("there", [])
         return [name for name in members if name != self._name and self._alive(name)]
 

@@ -103,8 +103,9 @@ def program_facts(plan: Plan) -> dict[str, str]:
 
 
 def machine_facts() -> dict[str, str]:
-    """Return hardware and environment variables, which must be equal on all machines of a cluster
-    run.
+    """Return hardware and environment variables.
+
+    All machines of a cluster run must have the same.
     """
     variables = {f"variable {name}": value for name, value in environment.variables().items()}
     return {"machine": machine_id(), **variables}

@@ -166,9 +166,7 @@ def fit_to_budget(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
 
 
 def format_footprint(found: Footprint) -> str:
-    """Return a predicted memory footprint as text, in MB. The text lists the parts of the
-    footprint.
-    """
+    """Return a predicted memory footprint as text in MB, with its parts."""
     parts = ", ".join(f"{name} {_mb(size)}" for name, size in asdict(found).items() if size)
     return f"{_mb(found.total)} ({parts})"
 
@@ -197,8 +195,7 @@ def _mb(size: int) -> str:
 
 
 def _fitting_settings(model: MemoryModel, max_batch: int, limit: int) -> Iterator[tuple[int, int]]:
-    """Yield (batch size, draft length) for each batch size that fits into the budget, largest
-    first.
+    """Yield (batch size, draft length) for each batch size that fits, largest batch first.
 
     The draft length is the largest draft length that fits together with this batch size.
     """

@@ -15,7 +15,7 @@ from specbench_cli.time_limit import limit_time
 
 @contextmanager
 def run_workers(session: Session, transport: Transport, parallel: bool) -> Iterator[None]:
-    """Run the `with` block, in which a method may use workers. At its end, wait for idle workers.
+    """Run the `with` block, in which a method may use workers. Then wait until they are idle.
 
     Args:
         session: The session that the method decodes.

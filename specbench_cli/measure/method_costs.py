@@ -140,8 +140,7 @@ def create_batch_decodings(drafted: bool) -> dict[str, BatchDecoding]:
 
 
 def make_costs(found: ProbeResult, bench: Bench, plan: Plan, machine: dict[str, Any]) -> Costs:
-    """Return the result of a probe as `Costs`, with facts about the machine, the models and the
-    setup.
+    """Return the result of a probe as `Costs`, with facts about machine, models and setup.
 
     Args:
         machine: Fingerprint of the machine.

@@ -1,5 +1,4 @@
-"""Planning of a run: check plug-ins, choose methods and settings that can run here, plan the
-tuning.
+"""Planning of a run: check plug-ins, choose methods and settings that work here, plan tuning.
 
 Importing torch takes a second. So this module imports torch only for plug-ins and memory
 budgets.
@@ -37,7 +36,8 @@ class PreparedRun:
 def prepare_run(config: RunConfig, *, fetch: bool) -> PreparedRun:
     """Plan a new run.
 
-    Add random controls for lossy methods. Leave out methods that cannot run on this machine.
+    Add controls, which are methods to compare lossy methods with. Leave out methods that cannot run
+    on this machine.
 
     Args:
         config: Configuration of the run.

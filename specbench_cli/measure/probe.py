@@ -1,8 +1,8 @@
 """Cost probe: measures the times of forwards, and of the host work between them, on this machine.
 
 Forwards: a round (`probe_rounds`) times every forward once. The result is the mean over all rounds
-    that other programs did not disturb, without outliers. The mean is used because some times are
-    much longer than others. A run contains these long times too, and a median would ignore them.
+that other programs did not disturb, without outliers. The mean is used because some times are much
+longer than others. A run contains these long times too, and a median would ignore them.
 
 Host work: real prompts are decoded with several methods. The decode time without the forwards,
 divided by the number of steps, is the host time of a step. It is modelled as a + b (draft forwards)
@@ -10,9 +10,8 @@ divided by the number of steps, is the host time of a step. It is modelled as a 
 separately. Decoding is greedy, so the cost of sampling is not included.
 
 Batches: a forward over several sequences takes longer than a forward over one sequence with as many
-    tokens. A fit by least squares predicts this difference from the number of sequences. Host times
-    of batches are fitted like other host times, with the number of sequences as another
-    variable.
+tokens. A fit by least squares predicts this difference from the number of sequences. Host times of
+batches are fitted like other host times, with the number of sequences as another variable.
 """
 
 from __future__ import annotations
@@ -98,9 +97,7 @@ class ProbeResult:
 
 
 class QuietSamples(NamedTuple):
-    """Times of all rounds that other programs did not disturb, and facts about the disturbed
-    rounds.
-    """
+    """Times of all rounds that other programs did not disturb, and facts about this noise."""
 
     samples: ProbeSamples
     quietness: ProbeNoise
@@ -352,8 +349,9 @@ def _fit_host_costs(samples: ProbeSamples) -> dict[str, HostCost]:
 
 
 def _fit_host_cost(points: Iterable[HostPoint]) -> HostCost:
-    """Fit the coefficients of the host time (per step, draft forward and token) to measured
-    points.
+    """Fit the coefficients of the host time to measured points.
+
+    The coefficients are the times per step, per draft forward and per drafted token.
     """
     points = tuple(points)
     step, draft, node = _fit_shares(points, [(1.0, at.drafts, at.nodes) for at in points])

@@ -215,10 +215,9 @@ class DraftProbe:
             out = self._model.forward(self._after(out, tokens), self._state)
 
     def tree(self, length: int, rng: random.Random) -> None:
-        """Run the forwards that draft a tree after `length` tokens, one forward per level of the
-        tree.
+        """Run the forwards that draft a tree after `length` tokens, one forward per level.
 
-        All levels have the same number of tokens.
+        All levels of the tree have the same number of tokens.
         """
         out = self._begin(length, rng)
         if self._parallel:

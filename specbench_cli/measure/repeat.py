@@ -338,8 +338,8 @@ class Repeat:
         return not self._sampling.draws and self._plan.config.verify != REPLAY
 
     def _helper_processes(self) -> set[int]:
-        """Return the ids of processes that decode for the methods but are not children of this
-        process.
+        """Return the ids of processes that decode for methods but are not this process's
+        children.
         """
         return {
             pid for method_run in self._plan.method_runs for pid in method_run.method.processes()

@@ -84,11 +84,10 @@ def run_repeat(
 
 
 def _run_exit_code(code: int) -> ExitCode:
-    """Return the exit code of the run if the process of a repeat ended before the repeat was
-    finished.
+    """Return the exit code of the run if a repeat's process ended before the repeat was finished.
 
     Args:
-        code: Exit code of the process of the repeat.
+        code: Exit code of the repeat's process.
     """
     if code == ExitCode.OK:
         return ExitCode.ENVIRONMENT

@@ -36,9 +36,7 @@ def _check_containment(config: RunConfig, method_runs: MethodRuns) -> None:
 
 
 def _check_declarations(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that the methods declare valid guarantees, and that their hooks return the right
-    types.
-    """
+    """Check that methods declare valid guarantees, and that hooks return the right types."""
     for method_run in method_runs:
         method_run.guarantees  # noqa: B018  raises UsageError
         if not method_run.is_built_in:
@@ -104,8 +102,9 @@ def _check_upper_bounds(config: RunConfig, method_runs: MethodRuns) -> None:
 
 
 def _check_acceptance_sources(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that the run can measure the acceptance rate of each lossy method that has a random
-    control.
+    """Check that the run can measure the acceptance rates that random controls copy.
+
+    A random control copies the acceptance rate of a lossy method.
     """
     if all(method_run.acceptance_source is None for method_run in method_runs):
         return

@@ -202,9 +202,7 @@ class Grammar:
 
 @lru_cache(maxsize=8)
 def _byte_matcher(compiled: str) -> tuple[Any, Any]:
-    """Return a tokenizer with one token per byte, and a matcher of the grammar for this
-    tokenizer.
-    """
+    """Return a tokenizer with one token per byte, and a matcher of the grammar for it."""
     letters = _library().LLTokenizer("byte")
     return letters, _library().LLMatcher(letters, compiled)
 

@@ -133,9 +133,7 @@ class MethodRun:
         return found
 
     def check_hooks(self) -> None:
-        """Raise UsageError if a declaration hook of the method, such as `models`, returns a wrong
-        type.
-        """
+        """Raise UsageError if a declaration hook, such as `models`, returns a wrong type."""
         from specbench_cli.engine.verify.hooks import wrong_return
 
         for hook, what, fits in _declaration_hooks():

@@ -34,8 +34,10 @@ PROMPTS_PER_SLOT = 4  # questions measured together, per sequence of a batch
 
 
 def prompts_per_batch(batch: int) -> int:
-    """Return the number of questions that are measured together if `batch` sequences share a
-    step.
+    """Return the number of questions that are measured together.
+
+    Args:
+        batch: Number of sequences in a step.
     """
     return batch * (PROMPTS_PER_SLOT if batch > 1 else 1)
 
@@ -202,8 +204,8 @@ class Plan:
     ) -> list[RecordKey]:
         """Return the keys of the outputs that are missing in a finished run.
 
-        The run may skip some outputs. A skipped output is not missing, unless the run wrote it and
-        it was removed. The run may skip an output if one of these statements is true:
+        An output that the run wrote and that was removed is missing. An output that the run skipped
+        is not missing, if one of these statements is true:
         - its method was left out or dropped, or all methods except vanilla were dropped;
         - its prompt was not started before the limit of --stop-after;
         - vanilla failed on an earlier turn of the conversation.
@@ -397,8 +399,9 @@ def _unused_notes(
     questions: Sequence[Question],
     selected: Sequence[Question],
 ) -> tuple[str, ...]:
-    """Return notes about unused tasks and families, from which `category` or `limit` removed every
-    question.
+    """Return notes about tasks and families that are not used.
+
+    The options `category` or `limit` removed every question of these tasks and families.
     """
     found = []
     for task in tasks:

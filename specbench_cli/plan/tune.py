@@ -197,8 +197,7 @@ def _time_cost(record: Record) -> tuple[float, int] | None:
 
 
 def forwards_cost(record: Record, weights: Mapping[str, int]) -> tuple[float, int] | None:
-    """Return the cost of decoding, in units of a target forward, and the number of generated
-    tokens.
+    """Return the cost of decoding in target forwards, and the number of generated tokens.
 
     A forward of another model, or of some layers, costs less. Its cost is the size of the weights
     that it reads, divided by the size of the target's weights. External engines (peers) report no

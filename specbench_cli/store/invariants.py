@@ -144,9 +144,7 @@ SharedFacts = tuple[tuple[str, tuple[object, ...]], ...]
 
 
 def shared_facts(record: Record) -> SharedFacts:
-    """Return the facts that all records of one prompt share, and those that all records of one
-    method share.
-    """
+    """Return facts that all records of the same prompt, or of the same method, must share."""
     return (
         (f"prompt {record.prompt_id}", _prompt_facts(record)),
         (f"row {record.label}", (record.method, record.peer)),
@@ -230,8 +228,9 @@ def _validate_tokens(record: Record) -> None:
 
 
 def _validate_steps(record: Record) -> None:
-    """Raise ValueError if the counters of the steps contradict the sources of the tokens
-    (`origin`).
+    """Raise ValueError if the counters of the steps contradict the field `origin`.
+
+    The field `origin` has the source of each token.
     """
     steps, origin = record.steps, record.origin
     if steps is None or origin is None:
@@ -304,9 +303,7 @@ def _validate_columns(trace: Trace) -> None:
 
 
 def _validate_trace(record: Record, counted: ForwardCounts | None) -> None:
-    """Raise ValueError if the forwards in the trace contradict the steps and counters of the
-    record.
-    """
+    """Raise ValueError if the trace of forwards contradicts the other counters of the record."""
     trace, steps = record.forwards, record.steps
     if trace is None or steps is None or counted is None:
         return

@@ -87,9 +87,7 @@ def _lock(fd: int, path: Path) -> None:
 
 @contextmanager
 def name_file_in_errors(path: Path) -> Iterator[None]:
-    """Add the file name to OSError in the `with` block, because errors of writes do not name the
-    file.
-    """
+    """Add the file name to OSError in the `with` block, because write errors do not contain it."""
     try:
         yield
     except OSError as error:

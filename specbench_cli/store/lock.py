@@ -54,7 +54,7 @@ class Lock:
         self.fd = fd
 
     def check(self) -> None:
-        """Raise ConcurrentWriteError if the lock file in the folder is no longer the file that we
+        """Raise ConcurrentWriteError if the lock file is no longer the file that this object
         locked.
 
         If the lock file was removed, another process can create a new lock file and lock it.

@@ -116,9 +116,7 @@ def invalid_record_error(file: Path, number: int, why: object) -> UsageError:
 
 
 def repair_hint(file: Path, number: int) -> str:
-    """Return a hint that tells the user to delete a damaged line, and to measure its output
-    again.
-    """
+    """Return a hint to delete a damaged line, and to measure its output again."""
     from specbench_cli.store.manifest import RESUME_FILE
 
     delete = f"delete that line: sed -i {number}d {shlex.quote(str(file))}"

@@ -209,8 +209,9 @@ class RunDir:
         self._write_manifest()
 
     def _check_empty(self) -> None:
-        """Raise UsageError if the folder contains files that do not belong to the start of a
-        run.
+        """Raise UsageError if the folder is not empty.
+
+        Files that a process left when it was killed during `create` are ignored.
         """
         if not self.holds_run(self.path) and not all(map(_is_leftover, self.path.iterdir())):
             raise UsageError(
@@ -496,8 +497,7 @@ class RunDir:
             yield record
 
     def map_records(self, make: Callable[[Record], T]) -> Iterator[T]:
-        """Return the result of a function for every record, in the order in which records were
-        written.
+        """Return the result of a function for every record, in the order of the file.
 
         Several processes read a large file in parallel.
 
@@ -780,8 +780,9 @@ def _is_leftover(file: Path) -> bool:
 
 
 def _is_temporary(file: Path) -> bool:
-    """Return True if a killed process left this file while it wrote a manifest or a
-    configuration.
+    """Return True if a killed process left this temporary file.
+
+    Temporary files are written before they replace a manifest or the configuration of a run.
     """
     manifest = file.name.startswith(f".{_MANIFEST}.")
     if not (manifest or file.name.startswith(f"{RESUME_FILE}.")) or not files.is_temporary(file):

@@ -268,8 +268,9 @@ class Trace:
         return len({kind.worker for kind in self.kinds})
 
     def count_forwards(self, depth: int | None = None) -> tuple[int, int, float]:
-        """Count target forwards, draft forwards, and the work of the target in units of a whole
-        forward.
+        """Count target forwards and draft forwards, and sum up the work of the target.
+
+        The unit of work is a whole forward of the target.
 
         Target forwards are prefills, and verifications that reach the last layer. A verification
         that ends before the last layer counts neither as a target forward nor as a draft forward. A

@@ -241,8 +241,9 @@ def measure_on_cluster(
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError if no server listens at HOST:PORT. Without this check, Ray would try for
-    minutes.
+    """Raise OSError if no server listens at HOST:PORT.
+
+    Without this check, Ray would try to connect for minutes.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():

@@ -136,7 +136,8 @@ class Scheduler:
         Raises:
             EnvironmentFault: there is no device, or a worker has other software, data or hardware
                 than the driver or the other workers.
-            WorkerLost: no worker is left, or the same assignment ended too many workers.
+            WorkerLost: no worker is left, or too many workers were lost while they measured the
+                same assignment.
         """
         self._view.stage("starting workers")
         before = len(self._run_dir.manifest.get("workers") or {})

@@ -42,7 +42,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True)
 class LoadedModels:
-    """Manifest entries of a worker's loaded models, heads and settings; see `Bench`.
+    """Manifest entries of a worker's loaded models, heads and settings, see `Bench`.
 
     step_costs: Measured times of forwards (`StepCosts`). None if no method needs them.
     """
@@ -224,8 +224,9 @@ class WorkerProgress:
 
 
 def shared_facts(plan: Plan) -> dict[str, str]:
-    """Return facts that must be equal on driver and workers: software, settings, data and
-    weights.
+    """Return facts that must be equal on the driver and all workers.
+
+    These are the software, settings, data and weights.
     """
     models = {
         each.label: read_checkpoint(read_checkpoint_facts, each).sha256

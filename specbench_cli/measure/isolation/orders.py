@@ -287,8 +287,9 @@ def _prefer_oom_kill() -> None:
 
 
 def _limit_memory() -> None:
-    """Limit the memory of this process, so that its allocations fail before the machine runs
-    out.
+    """Limit the memory of this process.
+
+    Then its allocations fail before the whole machine runs out of memory.
     """
     import resource
 

@@ -1,5 +1,4 @@
-"""Replies of a plug-in process, encoded so that the main process can read them without executing
-code.
+"""Replies of a plug-in process. The main process can read them without executing code.
 
 The format is pickle, restricted to plain data and the classes of measurements. Instead of an object
 of such a class, the pickle contains the name of the class and the fields of the object. A pickle
