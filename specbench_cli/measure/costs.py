@@ -198,7 +198,7 @@ class CostCurve(_Frozen):
             n_tokens: Number of new tokens.
             context: Number of cached tokens before them.
             tree: True if the new tokens are a draft tree with its root.
-            lone: True if the forward directly follows another one of the same model.
+            lone: True if the forward directly follows another forward of the same model.
         """
         lines = self.trees_by_context if tree else self.by_context
         took = interpolate([(at, interpolate(line, n_tokens)) for at, line in lines], context)

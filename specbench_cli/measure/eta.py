@@ -85,7 +85,7 @@ class EtaEstimator:
 
     Args:
         work: Work of each method, by label.
-        later_processes: Number of processes that will measure the repeats after this one.
+        later_processes: Number of processes that will measure the later repeats.
         start_s: Seconds that each of these later processes needs before its first prompt.
         first_judging_s: Expected seconds of the first judging of outputs. The first judging is
             slower, because it loads the transformers model.
@@ -133,7 +133,7 @@ class EtaEstimator:
         row.due, row.later = row.done, 0.0
 
     def seconds_left(self) -> float | None:
-        """Return the estimated seconds left until all outputs are measured; None if unknown."""
+        """Return the estimated seconds left until all outputs are measured. None if unknown."""
         spent = sum(each.spent for each in self._work.values())
         other = self._clock() - self._started - self._first_judging - spent
         if self._judgings > 1:

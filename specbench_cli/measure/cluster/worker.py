@@ -180,7 +180,7 @@ class ClusterWorker:
         )
 
     def find_near_ties(self, known: StoredOutputs) -> Mapping[str, Any] | None:
-        """Return where near-ties are possible; see `record_builder.find_near_ties`.
+        """Return where near-ties are possible, see `record_builder.find_near_ties`.
 
         Args:
             known: All stored outputs of the run.
