@@ -124,7 +124,7 @@ class Method(ABC):
 
     @property
     def requirements(self) -> frozenset[str]:
-        """What the method needs with its current parameters. By default `needs`."""
+        """Assets that the method needs with its current parameters. By default `needs`."""
         return self.needs
 
     @property

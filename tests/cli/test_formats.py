@@ -16,7 +16,7 @@ from specbench_cli.report.outputs import FORMATS
         ("json", FORMATS, ["json"]),
     ],
 )
-def test_other_spellings_name_the_format_that_the_command_lists(to, known, found):
+def test_alternative_spellings_select_the_listed_format(to, known, found):
     assert parse_formats(to, known, "") == found
 
 

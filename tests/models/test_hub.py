@@ -1,4 +1,4 @@
-"""Downloads from a stand-in for the hub on this machine."""
+"""Downloads from a simulated hub on this machine."""
 
 import http.server
 import json
@@ -21,7 +21,7 @@ FILES = {
 
 
 class HubHandler(http.server.BaseHTTPRequestHandler):
-    """Answers what `snapshot_download` asks: the commit, the list of files, each file."""
+    """Request handler for `snapshot_download`: the commit, the list of files, each file."""
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -66,7 +66,10 @@ class HubHandler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def endpoint(tmp_path, monkeypatch):
-    """A hub on this machine with one model; what files were asked of it."""
+    """Serve a hub with one model on this machine.
+
+    The server records which files are requested.
+    """
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
     server.asked = []
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -85,7 +88,7 @@ def endpoint(tmp_path, monkeypatch):
     server.server_close()
 
 
-def test_download_takes_safetensors_and_is_found_again_without_the_network(endpoint, monkeypatch):
+def test_a_download_contains_only_safetensors_and_is_found_offline(endpoint, monkeypatch):
     assert hub.cached_snapshot("org/name") is None
     folder = hub.download("mine", hub.HubDownload("org/name"), None, "or not")
     assert folder.name == COMMIT
@@ -102,7 +105,7 @@ def test_model_that_the_hub_does_not_know_is_an_environment_fault(endpoint):
     assert "https://huggingface.co/org/other" in caught.value.hint
 
 
-def test_gated_model_says_where_to_accept_the_licence_and_to_log_in(endpoint):
+def test_a_gated_model_names_its_licence_page_and_the_login_command(endpoint):
     wanted = hub.HubDownload("org/gated", size="about 16.1 GB to download")
     with pytest.raises(EnvironmentFault) as caught:
         hub.download("mine", wanted, None, "or not")
@@ -116,7 +119,7 @@ def test_gated_model_says_where_to_accept_the_licence_and_to_log_in(endpoint):
     )
 
 
-def test_offline_a_gated_model_says_so_and_names_its_draft_as_well(endpoint, monkeypatch):
+def test_offline_a_gated_model_names_its_licence_and_draft(endpoint, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     wanted = hub.HubDownload("org/gated", "refs/pr/1", "about 16.1 GB to download", gated=True)
     draft = hub.HubDownload("org/draft", size="about 1 GB to download")
@@ -136,7 +139,7 @@ def test_interrupted_download_does_not_count_as_cached(endpoint):
     assert hub.cached_snapshot("org/name") is None
 
 
-def test_hub_that_never_answers_is_given_up(endpoint, monkeypatch):
+def test_a_silent_hub_times_out(endpoint, monkeypatch):
     monkeypatch.setattr(hub, "TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -146,5 +149,5 @@ def test_hub_that_never_answers_is_given_up(endpoint, monkeypatch):
 
 
 @pytest.mark.parametrize("hub_id", ["org/na--me", "org/" + "x" * 100])
-def test_id_that_cannot_exist_is_not_cached(hub_id):
+def test_an_invalid_hub_id_is_not_cached(hub_id):
     assert hub.cached_snapshot(hub_id) is None

@@ -1,4 +1,4 @@
-"""`python -m recipes.studies compare`: heads that learn at an equal budget."""
+"""`python -m recipes.studies compare`: heads trained with an equal budget."""
 
 import json
 from collections.abc import Callable

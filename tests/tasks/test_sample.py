@@ -1,4 +1,4 @@
-"""The sample is balanced, seeded, nested and in the given order."""
+"""Samples of questions: balanced, seeded, nested and in dataset order."""
 
 from collections import Counter
 from dataclasses import replace
@@ -11,18 +11,18 @@ from specbench_cli.errors import UsageError
 from specbench_cli.tasks import FAMILIES, Question, sample_questions
 
 
-def questions(supply: dict[tuple[str, str], int]) -> list[Question]:
-    """So many questions of each (family, category), interleaved."""
-    made = []
-    for index in range(max(supply.values(), default=0)):
-        for (family, category), n in supply.items():
+def questions(available: dict[tuple[str, str], int]) -> list[Question]:
+    """Return `available` questions of each (family, category), interleaved."""
+    result = []
+    for index in range(max(available.values(), default=0)):
+        for (family, category), n in available.items():
             if index < n:
                 name = f"t/{family}-{category}-{index}"
-                made.append(Question(name, name, "t", family, category, ("?",)))
-    return made
+                result.append(Question(name, name, "t", family, category, ("?",)))
+    return result
 
 
-SUPPLY = st.dictionaries(
+AVAILABLE = st.dictionaries(
     st.tuples(st.sampled_from(FAMILIES), st.sampled_from("abc")),
     st.integers(1, 9),
     min_size=1,
@@ -30,40 +30,40 @@ SUPPLY = st.dictionaries(
 )
 
 
-def balanced(taken: dict[str, int], supply: dict[str, int]) -> bool:
-    """Whoever got fewer than somebody else by more than one had no more to give."""
-    most = max(taken.values(), default=0)
-    return all(taken[name] >= min(most - 1, supply[name]) for name in supply)
+def is_balanced(chosen: dict[str, int], available: dict[str, int]) -> bool:
+    """Return True if counts differ by more than one only where no more questions are available."""
+    most = max(chosen.values(), default=0)
+    return all(chosen[name] >= min(most - 1, available[name]) for name in available)
 
 
-@given(supply=SUPPLY, limit=st.integers(1, 60), seed=st.integers(0, 5))
-def test_sample_is_a_balanced_subset_in_the_given_order(supply, limit, seed):
-    everything = questions(supply)
+@given(available=AVAILABLE, limit=st.integers(1, 60), seed=st.integers(0, 5))
+def test_a_sample_is_a_balanced_subset_in_dataset_order(available, limit, seed):
+    everything = questions(available)
     chosen = sample_questions(everything, limit, seed)
 
     assert len(chosen) == min(limit, len(everything))
     assert [q for q in everything if q in chosen] == chosen
     assert sample_questions(everything, limit, seed) == chosen
 
-    had, got = Counter(q.family for q in everything), Counter(q.family for q in chosen)
-    assert balanced({f: got[f] for f in had}, had)
+    had, taken = Counter(q.family for q in everything), Counter(q.family for q in chosen)
+    assert is_balanced({f: taken[f] for f in had}, had)
     for family in had:
         had_in = Counter(q.category for q in everything if q.family == family)
         got_in = Counter(q.category for q in chosen if q.family == family)
-        assert balanced({c: got_in[c] for c in had_in}, had_in)
+        assert is_balanced({c: got_in[c] for c in had_in}, had_in)
 
 
-@given(supply=SUPPLY, limit=st.integers(1, 40), seed=st.integers(0, 5))
-def test_smaller_sample_is_part_of_the_larger(supply, limit, seed):
-    everything = questions(supply)
+@given(available=AVAILABLE, limit=st.integers(1, 40), seed=st.integers(0, 5))
+def test_a_smaller_sample_is_part_of_a_larger_one(available, limit, seed):
+    everything = questions(available)
     assert set(sample_questions(everything, limit, seed)) <= set(
         sample_questions(everything, limit + 1, seed)
     )
 
 
-@given(supply=SUPPLY, limit=st.integers(1, 40), seed=st.integers(0, 5))
-def test_a_question_asked_often_counts_once_and_comes_with_all_its_samples(supply, limit, seed):
-    once = questions(supply)
+@given(available=AVAILABLE, limit=st.integers(1, 40), seed=st.integers(0, 5))
+def test_a_question_with_samples_counts_once_and_keeps_all_samples(available, limit, seed):
+    once = questions(available)
     often = [
         replace(question, prompt_id=f"{question.prompt_id}/{n}", sample=n)
         for question in once
@@ -82,13 +82,13 @@ def test_the_draw_does_not_depend_on_the_order_of_the_dataset():
     )
 
 
-def test_48_of_six_families_are_8_each():
+def test_48_questions_of_six_families_are_8_each():
     families = [f for f in FAMILIES if f not in ("code", "other")]
     everything = questions({(family, family): 80 for family in families})
     assert set(Counter(q.family for q in sample_questions(everything, 48, 0)).values()) == {8}
 
 
-def test_another_seed_draws_others():
+def test_another_seed_draws_other_questions():
     everything = questions({("qa", "a"): 50})
     assert sample_questions(everything, 5, 0) != sample_questions(everything, 5, 1)
 

@@ -40,7 +40,7 @@ class PluginMethods:
     Attributes:
         labels: Labels of the methods that are measured in plug-in processes.
         heads: Manifest entries of the trained modules of these methods.
-        unfit: Label of each method whose plug-in process could not load the models or trained
+        load_errors: Label of each method whose plug-in process could not load the models or trained
             modules -> the error.
     """
 
