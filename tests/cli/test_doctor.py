@@ -71,7 +71,7 @@ def test_a_terminal_shows_a_table_and_then_the_fixes(capsys, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     assert app._run(["doctor"]) == 0
     out = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)
-    assert "\nhub: prevents downloads of models" in out
+    assert "\nhub: affects downloads of models" in out
     assert "\n  fix: unset HF_HUB_OFFLINE" in out
 
 

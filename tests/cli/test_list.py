@@ -55,7 +55,7 @@ def test_a_method_is_found_by_alias_with_its_parameters_and_idea(list_items):
         in out
     )
     assert "sps.length\t5\tint | heuristic | confidence | " in out
-    assert "Exact because" in out
+    assert "Lossless because" in out
 
 
 def test_one_method_as_json_is_one_object(list_items):

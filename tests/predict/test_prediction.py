@@ -345,8 +345,8 @@ def test_the_best_setting_is_named_for_modelled_and_measured_times(capsys):
     print_settings(rows, ["modelled"])
     printed = capsys.readouterr().err
     assert (
-        "best of sps: modelled sps length=2, measured sps length=3, which the modelled one took"
-        " 1.100 times as long as" in printed
+        "best of sps: modelled sps length=2, measured sps length=3; the modelled one took"
+        " 1.100 times as long" in printed
     )
     print_settings(rows[:1], ["modelled"])
     assert "best of" not in capsys.readouterr().err
