@@ -38,7 +38,7 @@ def run_with_damage(specbench, monkeypatch):
         class Harm(specbench.log):
             def show_record(self, record):
                 super().show_record(record)
-                if len(self.cells) == after:
+                if len(self.record_keys) == after:
                     harm(self.folder / name)
 
             def started(self, cells, done, run_dir):
