@@ -173,8 +173,8 @@ class DraftBuilder(SessionView):
         return self._processing.process_draft(self._chooser.align(rows), self._text.output, path)
 
     def _tokens(self, ids: Sequence[int] | Tensor) -> Tensor:
-        """Return ids [m] as a tensor on the device. Check them unless the check would need a sync.
-        """
+        """Return ids [m] as a tensor on the device. Check them unless the check would
+        need a sync."""
         text = self._text
         if isinstance(ids, Tensor):
             if not host.is_on_host(ids.device):

@@ -63,8 +63,8 @@ def to_numbers(*tensors: Tensor) -> list[Any]:
 
 
 def read_together(*tensors: Tensor) -> list[list[Any]]:
-    """Return the numbers of one-dimensional tensors on a GPU, with a single transfer to the host.
-    """
+    """Return the numbers of one-dimensional tensors on a GPU, with a single transfer
+    to the host."""
     # float64 represents float32 numbers and integers up to 2**53 without rounding.
     flat = numbers(torch.cat([tensor.double() for tensor in tensors]))
     found, end = [], 0
@@ -97,8 +97,8 @@ def concatenate(parts: Sequence[Ids]) -> Ids:
 
 @lru_cache(maxsize=1024)
 def cached_ids(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the tensor that `ids` would create, from a cache. Callers must not change the tensor.
-    """
+    """Return the tensor that `ids` would create, from a cache. Callers must not
+    change the tensor."""
     return ids(values, device)
 
 

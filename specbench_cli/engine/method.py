@@ -161,8 +161,8 @@ class Method(ABC):
 
     @property
     def timing_free(self) -> bool:
-        """True if the method's counters depend only on inputs and seed, and not on measured times.
-        """
+        """True if the method's counters depend only on inputs and seed, and not on
+        measured times."""
         return not self.uses_costs
 
     def models(self) -> tuple[str, ...]:

@@ -78,8 +78,8 @@ class LoadAwareLength(Length):
 
     @abstractmethod
     def choose_lengths(self, batch: Sequence[Self]) -> list[int]:
-        """Return a draft length for each sequence of a step, within their remaining token budgets.
-        """
+        """Return a draft length for each sequence of a step, within their remaining
+        token budgets."""
 
     def continues_after(self, out: ModelOutput, pick: Pick) -> bool:
         """Return True if the chain is shorter than the length that was chosen for this step."""
@@ -87,8 +87,8 @@ class LoadAwareLength(Length):
 
     @property
     def max_draft_tokens(self) -> int:
-        """Maximum number of draft tokens: `most`, or the remaining token budget if it is smaller.
-        """
+        """Maximum number of draft tokens: `most`, or the remaining token budget if it
+        is smaller."""
         return min(self._bound, self._session.max_draft_length())
 
     def observe(self, outcome: Outcome) -> None:

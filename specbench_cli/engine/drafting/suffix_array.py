@@ -58,8 +58,8 @@ class SuffixArray:
         return tokens, divsufsort(tokens)
 
     def find(self, string: Sequence[int]) -> range:
-        """Return the range of indices in `order` where a string occurs. Empty if it does not occur.
-        """
+        """Return the range of indices in `order` where a string occurs. Empty if it
+        does not occur."""
         wanted, n = list(string), len(string)
 
         def tokens_at(place: int) -> list[int]:

@@ -56,8 +56,8 @@ class TemplateLevel:
     fed_parents: tuple[int, ...]
 
     def select_tokens(self, children: Tensor) -> Ids:
-        """Return the tokens of this level, from the most likely children [f, width] of each parent.
-        """
+        """Return the tokens of this level, from the most likely children [f, width]
+        of each parent."""
         if host.is_on_host(children.device):
             ids = children.tolist()
             return [ids[row][rank] for row, rank in self.picks]

@@ -26,8 +26,8 @@ _PARTS = re.compile(rb"(\xff[^\xff]*\xff)")
 
 
 def special_piece(name: str) -> bytes:
-    """Return the byte string that represents a special token: its name between two `SPECIAL_MARK`s.
-    """
+    """Return the byte string that represents a special token: its name between two
+    `SPECIAL_MARK`s."""
     return SPECIAL_MARK + name.encode() + SPECIAL_MARK
 
 

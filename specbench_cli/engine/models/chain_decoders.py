@@ -70,8 +70,8 @@ class RecurrentDecoder(ChainDecoder):
         return left, logits
 
     def _trial(self, ids: Tensor) -> float:
-        """Compare cached and uncached logits. Set `_one_by_one` if the module needs single tokens.
-        """
+        """Compare cached and uncached logits. Set `_one_by_one` if the module needs
+        single tokens."""
         expected = self.module(input_ids=ids, use_cache=False).logits
         gap = self._trial_gap(ids, expected)
         if not gap <= self.rounding:
@@ -109,8 +109,8 @@ class Seq2SeqDecoder(ChainDecoder):
     """
 
     def split_prompt(self, ids: Sequence[int]) -> tuple[tuple[int, ...], ExtraInput | None]:
-        """Split a prompt: the encoder reads all of it, and the decoder begins with the start token.
-        """
+        """Split a prompt: the encoder reads all of it, and the decoder begins with
+        the start token."""
         return (self.start,), ExtraInput(ids=tuple(ids))
 
     def attach(self, state: State, source: ExtraInput, seq: int = 0) -> bool:

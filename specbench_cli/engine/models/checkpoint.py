@@ -521,8 +521,8 @@ def _check_kernels(folder: Path, values: Any) -> None:
 
 
 def _check_counts(folder: Path, values: Any) -> None:
-    """Raise EnvironmentFault if a config has a layer count above the maximum, at any nesting depth.
-    """
+    """Raise EnvironmentFault if a config has a layer count above the maximum, at any
+    nesting depth."""
     for key, value in values.items() if isinstance(values, dict) else ():
         if isinstance(value, dict):
             _check_counts(folder, value)
@@ -534,8 +534,8 @@ def _check_counts(folder: Path, values: Any) -> None:
 
 
 def _check_special(folder: Path, text: Any) -> None:
-    """Raise EnvironmentFault for special token ids with which transformers cannot build the model.
-    """
+    """Raise EnvironmentFault for special token ids with which transformers cannot
+    build the model."""
     width = text.vocab_size
     for key in ("bos_token_id", "pad_token_id"):
         value = getattr(text, key, None)

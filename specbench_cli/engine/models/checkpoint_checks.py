@@ -102,8 +102,8 @@ def check_unexpected(source: str, weights: Weights, names: Iterable[str]) -> Non
 
 
 def check_floating(source: str, weights: Weights) -> None:
-    """Raise EnvironmentFault if a weight is stored as integers. It would need a scale to be used.
-    """
+    """Raise EnvironmentFault if a weight is stored as integers. It would need a scale
+    to be used."""
     for name in weights:
         kind = weights.dtype(name)
         if name.endswith("weight") and not kind.startswith(("F", "BF", "drawn")):

@@ -313,8 +313,8 @@ class Decoder(ABC):
         raise MethodFault(f"{self.name} does not provide its embeddings")
 
     def norm(self, rows: Tensor) -> Tensor:
-        """Apply the final norm to the output [..., hidden] of a layer. `unembed` needs normed rows.
-        """
+        """Apply the final norm to the output [..., hidden] of a layer. `unembed`
+        needs normed rows."""
         raise MethodFault(f"{self.name} does not provide its final norm")
 
     def unembed(self, rows: Tensor) -> Tensor:
@@ -360,8 +360,8 @@ class Decoder(ABC):
 
 
 class ChainsOnly(MethodFault):
-    """Error: the method uses trees or runs only some layers, and the model does not support this.
-    """
+    """Error: the method uses trees or runs only some layers, and the model does not
+    support this."""
 
 
 def trees_fault(decoder: Decoder) -> ChainsOnly:

@@ -1,11 +1,11 @@
 """Decoders that run the transformers module, for families that `FusedDecoder` does not support.
 
 A `TransformersState` replaces the module's cache. Every forward gets explicit positions and a 4-D
-mask, so drafts, trees and sequences of different lengths work as in `FusedDecoder`.
-`chain_decoders` has decoders for modules that do not accept explicit masks or positions.
+mask. So drafts, trees and sequences of different lengths work as in `FusedDecoder`. For modules
+that do not accept explicit masks or positions, `chain_decoders` has decoders.
 
-A decoder tests its module when it is created (the *trial*): it decodes nine tokens and compares the
-logits with those of the module's own forward.
+A decoder tests its module when it is created. In this trial it decodes nine tokens, and compares
+the logits with those of the module's own forward.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ TRIAL_ERRORS = (AttributeError, TypeError, ValueError, KeyError, IndexError, Run
 def cache_argument(accepted: Iterable[str]) -> str:
     """Return the name of a module's cache argument.
 
-    Since transformers 5.24 it is `cache`. Before, it was `cache_params` in some modules and
+    Since transformers 5.24 the name is `cache`. Before, it was `cache_params` in some modules and
     `past_key_values` in most.
 
     Args:
@@ -77,8 +77,7 @@ class TransformersModuleDecoder(Decoder):
         module: A language model in eval mode, on its device, in its dtype.
 
     Raises:
-        UsageError: The trial fails: the decoder's logits differ from those of the module's own
-            forward.
+        UsageError: The decoder's logits differ from those of the module's own forward.
     """
 
     def __init__(self, module: Any, *, name: str) -> None:
@@ -112,7 +111,7 @@ class TransformersModuleDecoder(Decoder):
 
     @property
     def rounding(self) -> float:
-        """Maximum `relative_difference` of logits that counts as rounding."""
+        """Maximum relative difference of logits that counts as rounding (`relative_difference`)."""
         return 1e-4 if self.dtype == torch.float32 else 5e-2
 
     def unsupported(self, why: str) -> UsageError:
@@ -121,27 +120,29 @@ class TransformersModuleDecoder(Decoder):
 
     @abstractmethod
     def _trial(self, ids: Tensor) -> float:
-        """Return the `relative_difference` of this decoder's logits from the module's own.
+        """Return the relative difference between this decoder's logits and the module's own logits.
 
         Args:
-            ids: [1, n].
+            ids: Token ids [1, n] of the test.
         """
 
     @torch.inference_mode()
     def embed(self, ids: Tensor) -> Tensor:
-        """See `Decoder`."""
+        """Return the embeddings [..., hidden] of token ids [...]."""
         rows: Tensor = self.module.get_input_embeddings()(ids)
         return rows
 
     @torch.inference_mode()
     def norm(self, rows: Tensor) -> Tensor:
-        """See `Decoder`."""
+        """Apply the final norm to the output [..., hidden] of a layer."""
         normed: Tensor = _final_norm(self._base)(rows)
         return normed
 
     @torch.inference_mode()
     def unembed(self, rows: Tensor) -> Tensor:
-        """See `Decoder`. Applies logit scaling (Granite, Cohere) and logit softcapping too."""
+        """Return the logits [..., V] of normed rows, with logit scaling (Granite, Cohere) and
+        softcapping.
+        """
         logits: Tensor = self.module.get_output_embeddings()(rows)
         if self.family.startswith("granite"):
             logits = logits / self._config.logits_scaling

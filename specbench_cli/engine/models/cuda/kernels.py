@@ -253,8 +253,8 @@ def attend(
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """Return SiLU(gate) * up, [n, width]. Each row of `gate_up` [n, 2 width] contains both halves.
-    """
+    """Return SiLU(gate) * up, [n, width]. Each row of `gate_up` [n, 2 width] contains
+    both halves."""
     n, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(n, width)
     _silu_mul[(n, triton.cdiv(width, COLUMNS))](gate_up, out, width, BLOCK=COLUMNS)
