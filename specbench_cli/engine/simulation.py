@@ -1,12 +1,12 @@
 """Simulation of a method under load, without running models.
 
 `specbench predict` uses it. The simulation runs the engine's own batches, sessions, methods and
-length policies, and replaces two parts:
+length rules. It replaces two parts:
 
 * The models are `ScriptedDecoder`s. They return tokens that are known in advance from a recorded
   run: the output of each request, and which of its tokens the draft model predicted correctly.
 * The clock is a `SimulatedClock`. It advances by the cost of each forward, which a cost function
-  returns, and by the time until the next request arrives if nothing is decoded.
+  returns. If no request is being decoded, it advances to the arrival of the next request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from specbench_cli.errors import MethodFault
 
 
 class SimulatedClock(HostClock):
-    """Clock that advances only by `sleep`.
+    """Clock that advances only when `sleep` is called.
 
     Attributes:
         model: Model of the last forward.
@@ -56,7 +56,7 @@ class SimulatedTimeDecoder(Decoder):
     """Wrapper of a decoder that advances the simulated clock by the cost of each forward.
 
     Args:
-        cost: Function that returns the time of a forward, including host work.
+        cost: Function that returns the time of a forward, including CPU work.
     """
 
     def __init__(self, decoder: Decoder, clock: SimulatedClock, cost: CostFunction) -> None:
@@ -71,18 +71,18 @@ class SimulatedTimeDecoder(Decoder):
         return self._decoder.name
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> State:
-        """See `Decoder`."""
+        """Return an empty state of the wrapped decoder."""
         return self._decoder.new_state(capacity, n_seqs)
 
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See `Decoder`."""
+        """Run a forward, and advance the clock by its cost."""
         self._spend([(model_input, not model_input.state.length())])
         return self._decoder.run(model_input)
 
     def forward_batch(
         self, parts: Sequence[ModelInput], *, captured_layers: Sequence[int] = ()
     ) -> list[ModelOutput]:
-        """See `Decoder`."""
+        """Run a forward over several sequences, and advance the clock by its cost."""
         self._spend([(part, part.prompt or not part.state.length()) for part in parts])
         return self._decoder.forward_batch(parts, captured_layers=captured_layers)
 

@@ -154,8 +154,10 @@ class TransformersModuleDecoder(Decoder):
     def _run(
         self, inputs: dict[str, Any], at: LogitsAt, wanted: set[int], n: int
     ) -> tuple[dict[int, Tensor], Tensor | None]:
-        """Run the module. Return the output of the layers `wanted`, and the logits of the rows
-        `at`."""
+        """Run the module.
+
+        Return the output of the layers in `wanted`, and the logits of the rows that `at` selects.
+        """
         left: dict[int, Tensor] = {}
 
         def keep(layer: int) -> Any:
@@ -188,10 +190,10 @@ class ChainDecoder(TransformersModuleDecoder):
 
     @torch.inference_mode()
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See `Decoder.execute`.
+        """Run a forward.
 
         Raises:
-            ChainsOnly: The input has explicit positions or a mask, or only a part of the layers.
+            ChainsOnly: The input has explicit positions or a mask, or only some of the layers run.
         """
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         positions, mask, seqs = model_input.positions, model_input.mask, model_input.seqs
@@ -229,11 +231,11 @@ class ChainDecoder(TransformersModuleDecoder):
     def _forward_sequence(
         self, ids: Tensor, state: Any, seq: int, at: LogitsAt, wanted: set[int]
     ) -> tuple[dict[int, Tensor], Tensor | None]:
-        """Run a forward over ids [1, n] of one sequence. Return what `_run` returns."""
+        """Run a forward over ids [1, n] of one sequence. The result has the form of `_run`."""
 
 
 class TransformersState(KVState):
-    """A KV cache with the extra inputs of each sequence, such as images.
+    """A KV cache that also stores the extra inputs of each sequence, such as images.
 
     Attributes:
         sources: Attached extra input, by sequence.
@@ -246,19 +248,19 @@ class TransformersState(KVState):
         self.encoded: dict[int, Any] = {}
 
     def clear(self) -> None:
-        """See `State`."""
+        """Drop all rows and extra inputs, and keep the memory."""
         super().clear()
         self.sources.clear()
         self.encoded.clear()
 
 
 class TransformersDecoder(TransformersModuleDecoder):
-    """A decoder of a module with a KV cache that accepts a mask and positions.
+    """A decoder of a module with a KV cache that accepts an attention mask and positions.
 
-    These are causal language models, and image-text models on top of one.
+    Such modules are causal language models, and image-text models that contain one.
 
     Raises:
-        UsageError: The module stores another state, or ignores the given mask or positions.
+        UsageError: The module stores another kind of state, or ignores the given mask or positions.
     """
 
     def __init__(self, module: Any, *, name: str) -> None:
@@ -274,10 +276,10 @@ class TransformersDecoder(TransformersModuleDecoder):
         )
 
     def attach(self, state: State, source: ExtraInput, seq: int = 0) -> bool:
-        """See `Decoder`. An image-text model reads the images with the prompt.
+        """Attach extra input to a sequence. An image-text model reads the images with the prompt.
 
         Raises:
-            UsageError: Images of this model family are not supported.
+            UsageError: specbench does not support images of this model family.
         """
         assert isinstance(state, TransformersState)
         if not source.images or not hasattr(self.module, "get_image_features"):
@@ -291,11 +293,11 @@ class TransformersDecoder(TransformersModuleDecoder):
 
     @torch.inference_mode()
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See `Decoder.execute`. Skipped layers and those outside `layers` return their input.
+        """Run a forward. Skipped layers and layers outside `layers` return their input.
 
         Raises:
-            ValueError: As `Decoder.forward`; also if single sublayers are skipped, or if the
-                layers to run have different numbers of rows.
+            ValueError: The rows exceed the capacity of the state, the caller skips single
+                sublayers, or the layers to run have different numbers of rows.
         """
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         positions, mask, seqs = model_input.positions, model_input.mask, model_input.seqs
@@ -334,7 +336,8 @@ class TransformersDecoder(TransformersModuleDecoder):
             first = [start + state.offsets[seq] for seq, start in zip(lines, starts, strict=True)]
             positions = host.ids(first, self.device)[:, None] + steps
         if self._rotary is not None:
-            # A draft beyond the context length must not change the frequencies of other rows.
+            # Clamp the positions: a draft beyond the context length must not change the rotary
+            # frequencies of other rows.
             positions = positions.clamp(max=self.max_positions - 1)
         inputs: dict[str, Any] = {
             "input_ids" if isinstance(x, Tokens) else "inputs_embeds": rows,
@@ -361,10 +364,10 @@ class TransformersDecoder(TransformersModuleDecoder):
     def _replace_layers(
         self, low: int, high: int, rows: Tensor, over: frozenset[int]
     ) -> Iterator[None]:
-        """Make layers outside [low, high) and skipped layers return their input.
+        """Make skipped layers, and layers outside low to high - 1, return their input unchanged.
 
         If `low` is not 0, layer `low` gets `rows` as its input. No layer is removed from the
-        module, because its loop looks up layer types and masks by layer index.
+        module, because the module looks up layer types and masks by layer index.
         """
         outside = [
             layer for at, layer in enumerate(self._layers) if not low <= at < high or at in over
@@ -384,7 +387,7 @@ class TransformersDecoder(TransformersModuleDecoder):
                 del layer.forward
 
     def _skipped_layers(self, skip: Skip) -> frozenset[int]:
-        """Return the layers that a forward skips. Raise ValueError for single sublayers."""
+        """Return the layers that a forward skips. Raise ValueError if it skips single sublayers."""
         sublayers = expand_skip(skip)
         over = frozenset(at for at, _ in sublayers)
         if len(sublayers) < len(SUBLAYERS) * len(over):
@@ -397,8 +400,10 @@ class TransformersDecoder(TransformersModuleDecoder):
     def share(
         self, layers: tuple[int, int] | None = None, skip: Skip = frozenset(), logits: bool = True
     ) -> float:
-        """See `Decoder.share`. It is computed from weight bytes. All experts of an MoE layer
-        count."""
+        """Return the share of the weight bytes that a forward reads.
+
+        All experts of an MoE layer count.
+        """
         if layers is None and not skip and logits:
             return 1.0
         held = [_nbytes(layer) for layer in self._layers]
@@ -408,7 +413,9 @@ class TransformersDecoder(TransformersModuleDecoder):
         return (read + logits * end) / (sum(held) + end)
 
     def _masks(self, starts: Sequence[int], n: int, positions: Tensor, mask: Tensor | None) -> Any:
-        """Return a mask [b, 1, n, seen] for each layer type. One tensor if layers have no types."""
+        """Return a mask [b, 1, n, seen] for each layer type. If layers have no types, return one
+        mask.
+        """
         longest = max(starts) + n
         masks = {}
         for kind, window in self._kinds.items():
@@ -426,9 +433,9 @@ class TransformersDecoder(TransformersModuleDecoder):
         return masks.get("", masks)
 
     def _trial(self, ids: Tensor) -> float:
-        """Run the trial of the base class, and find the shapes that the layers cache.
+        """Test the decoder as the base class does, and find the shapes that the layers cache.
 
-        The sliding window is reduced meanwhile, because the trial has only a few tokens.
+        Meanwhile the sliding window is reduced, because the test has only a few tokens.
         """
         window = getattr(self._config, "sliding_window", None)
         if window is None:
@@ -453,8 +460,9 @@ class TransformersDecoder(TransformersModuleDecoder):
 
     @cached_property
     def _image_fault(self) -> str | None:
-        """Reason why images are not supported, or None. A trial with a random image determines
-        it."""
+        """Reason why images are not supported, or None if they are. A test with a random image
+        finds it.
+        """
         config = self.module.config
         try:
             size = config.vision_config.image_size
@@ -484,9 +492,11 @@ def _nbytes(module: nn.Module) -> int:
 
 
 def relative_difference(outs: Sequence[ModelOutput], expected: Tensor) -> float:
-    """Return the largest relative difference between the logits of several parts and expected ones.
+    """Return the largest relative difference between logits in several parts and the expected
+    logits.
 
-    Each difference is relative to its expected logit plus the largest finite expected logit.
+    Each difference is divided by the sum of its expected logit and the largest finite expected
+    logit.
     """
     got = torch.cat([out.logits for out in outs if out.logits is not None], 1)
     differing = got != expected  # ids with -inf in both do not differ
@@ -499,7 +509,7 @@ def _reads_source(state: TransformersState, seq: int) -> bool:
 
 
 def _join_images(sources: Iterable[ExtraInput]) -> dict[str, Tensor]:
-    """Return the images of several requests as keyword arguments of the module."""
+    """Return the images of several requests, joined as keyword arguments of the module."""
     found: dict[str, list[Tensor]] = {}
     for source in sources:
         for name, tensor in source.images.items():
@@ -508,7 +518,7 @@ def _join_images(sources: Iterable[ExtraInput]) -> dict[str, Tensor]:
 
 
 def layer_shapes(cache: Any) -> list[LayerShape]:
-    """Return the shape of each layer's keys and values of a token in a transformers cache."""
+    """Return, for each layer of a transformers cache, the shape of one token's keys and values."""
     return [
         LayerShape(layer.keys.shape[1], layer.keys.shape[-1], layer.values.shape[-1])
         for layer in cache.layers
@@ -516,9 +526,9 @@ def layer_shapes(cache: Any) -> list[LayerShape]:
 
 
 class StateCacheLayer(CacheLayerMixin):
-    """A transformers cache layer that reads and writes one layer of a `KVState`.
+    """A layer of a transformers cache that stores its rows in one layer of a `KVState`.
 
-    It is created for the sequences of one forward.
+    Each object serves the sequences of one forward.
     """
 
     is_sliding = False
@@ -532,7 +542,7 @@ class StateCacheLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: the state is preallocated."""
+        """Do nothing, because the state is already allocated."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -554,11 +564,11 @@ class StateCacheLayer(CacheLayerMixin):
         return max(self._starts) + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Return the number of rows before this forward, of the longest sequence."""
+        """Return the number of rows before this forward, in the longest sequence."""
         return max(self._starts)
 
     def get_max_length(self) -> int:
-        """Return the capacity in rows."""
+        """Return the capacity of the state in rows."""
         return self._keys.shape[2]
 
 
@@ -570,7 +580,7 @@ def _layer_list(base: nn.Module, n: int) -> nn.ModuleList:
 
 
 def _final_norm(base: nn.Module) -> nn.Module:
-    """Return the final norm, which is applied to the output of the last layer."""
+    """Return the norm module that is applied to the output of the last layer."""
     for name in ("norm", "ln_f", "norm_f", "final_layernorm", "final_layer_norm"):
         if isinstance(found := getattr(base, name, None), nn.Module):
             return found
@@ -580,7 +590,7 @@ def _final_norm(base: nn.Module) -> nn.Module:
 
 
 def _mask_kinds(config: Any) -> dict[str, int | None]:
-    """Return the sliding window of each layer type. The module needs one mask per type."""
+    """Return the sliding window of each layer type. The module needs one mask for each type."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
