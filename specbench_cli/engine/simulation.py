@@ -99,9 +99,9 @@ class ScriptedRequest:
 
     Attributes:
         prompt, output: Token ids.
-        draft_correct: For each output token, whether the draft model predicts it.
+        draft_correct: For each output token, whether the draft model predicts it correctly.
         budget: Maximum number of new tokens.
-        eos: Whether the output ended with an end-of-text token, not at the budget.
+        eos: True if the output ended with an end-of-text token, False if it ended at the budget.
     """
 
     prompt: tuple[int, ...]
@@ -117,10 +117,10 @@ class ScriptedRequest:
 
 
 class ScriptedState:
-    """State of a `ScriptedDecoder`, which has no tensors.
+    """State of a `ScriptedDecoder`. It contains no tensors.
 
     Args:
-        row_bytes: Bytes per token that `nbytes` reports.
+        row_bytes: Number of bytes per token that `nbytes` reports.
 
     Attributes:
         text: Prompt tokens so far.
@@ -136,11 +136,11 @@ class ScriptedState:
         self.script: ScriptedRequest | None = None
 
     def length(self, seq: int = 0, layer: int = 0) -> int:
-        """See `State`."""
+        """Return the number of tokens processed so far."""
         return self._written
 
     def position(self, seq: int = 0) -> int:
-        """See `State`."""
+        """Return the position of the next token: the number of tokens processed so far."""
         return self._written
 
     def write(self, n: int) -> None:
@@ -148,26 +148,26 @@ class ScriptedState:
         self._written += n
 
     def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
-        """See `State`."""
+        """Keep the tokens at `path` and drop all other tokens since the last commit."""
         self._written = self._kept + len(path)
         self._kept = self._written - loose
 
     def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
-        """See `State`."""
+        """Drop all tokens from position n on."""
         self._written = min(self._written, n)
         self._kept = min(self._kept, n)
 
     def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
-        """See `State`. A scripted decoder has no layers to skip."""
+        """Do nothing, because a scripted decoder has no layers to skip."""
 
     def clear(self) -> None:
-        """See `State`."""
+        """Drop all tokens."""
         self._written = self._kept = 0
         self.text, self.script = (), None
 
     @property
     def nbytes(self) -> int:
-        """See `State`."""
+        """Number of bytes that a real state for these tokens would take."""
         return self.capacity * self._row_bytes
 
 
@@ -175,11 +175,11 @@ class ScriptedDecoder(Decoder):
     """Decoder that returns the known tokens of scripted requests.
 
     Args:
-        perfect: Whether it always predicts the right token, as the target does. If not, it predicts
-            a wrong token where `ScriptedRequest.draft_correct` is False.
+        perfect: True if the decoder always predicts the right token, as the target does. If False,
+            it predicts a wrong token where `ScriptedRequest.draft_correct` is False.
 
     Raises:
-        ValueError: two requests have the same prompt and different outputs.
+        ValueError: Two requests have the same prompt and different outputs.
     """
 
     n_layers = hidden_size = 1
@@ -197,14 +197,16 @@ class ScriptedDecoder(Decoder):
         self.vocab_size = 2 + max(max(s.prompt + s.output) for s in scripts)
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> ScriptedState:
-        """See `Decoder`."""
+        """Return an empty state. It contains no tensors."""
         return ScriptedState(capacity, self._row_bytes)
 
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See `Decoder`. It supports only chains, and only forwards through all layers.
+        """Return logits that predict the scripted tokens.
+
+        Only chains and forwards through all layers are supported.
 
         Raises:
-            MethodFault: the input is not supported.
+            MethodFault: The input is not supported.
         """
         x, state, at = model_input.x, model_input.state, model_input.logits_at
         if not isinstance(x, Tokens) or model_input.options.keys() - {"logits_at"}:
@@ -230,7 +232,9 @@ class ScriptedDecoder(Decoder):
         return ModelOutput(logits, hidden)
 
     def _next_token(self, script: ScriptedRequest, position: int) -> int:
-        """Return the predicted token at a position of the text. After its end, return 0."""
+        """Return the predicted token at a position of the text. After the end of the text, return
+        0.
+        """
         at = position - len(script.prompt)
         if at >= len(script.output):
             return 0
@@ -252,11 +256,12 @@ def simulate(
 
     Args:
         cost: Function that returns the time of a forward.
-        size, chunk, arrivals: See `Batch`.
-        costs: Forward costs that length policies read; see `Workspace.costs`.
+        size, chunk, arrivals: Arguments of `Batch`: batch size, prompt tokens per forward, and
+            arrival times of the requests.
+        costs: Forward costs that draft length rules read (`Workspace.costs`).
 
     Raises:
-        MethodFault: the method needs trees, heads or partial forwards.
+        MethodFault: The method needs trees, heads or forwards through only some layers.
     """
     clock = SimulatedClock()
     decoders: Mapping[str, Decoder] = {
