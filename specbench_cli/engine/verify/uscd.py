@@ -78,9 +78,9 @@ class Contrast:
         return 1.0 + 2.0 * self.beta
 
     def borderline_variants(self, vocab: int, error: float) -> tuple[Contrast, ...]:
-        """Return variants of this object whose thresholds are shifted by the effect of rounding
-        errors.
+        """Return variants of this object for logits with rounding errors.
 
+        Rounding errors can move a row across a threshold, so each variant has shifted thresholds.
         With these variants, the audit finds outputs that a rounding error can explain. Errors of
         the logits change a probability by a factor of at most e^(2 error). A row's standard
         deviation changes by at most the same factor, and so does a token's share of the largest
@@ -88,6 +88,7 @@ class Contrast:
 
         Args:
             vocab: Vocabulary size V.
+            error: Maximum error of each logit.
         """
         least, factor = 1.0 / vocab, math.exp(2.0 * error)
         squares = [(self.below**2 * (1.0 - least) + least) * by for by in (factor**2, factor**-2)]
@@ -102,7 +103,7 @@ class Contrast:
 def normalized_std(p: Tensor) -> Tensor:
     """Return the normalized standard deviation [n] of distributions [n, V].
 
-    It is 1 for a one-hot distribution, and 0 for the uniform one.
+    It is 1 for a one-hot distribution and 0 for a uniform distribution.
     """
     even = 1.0 / p.shape[-1]
     return (((p * p).sum(-1) - even).clamp_min(0.0) / (1.0 - even)).sqrt()
