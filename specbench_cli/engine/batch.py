@@ -105,12 +105,14 @@ class Batch:
 
     @property
     def finished(self) -> bool:
-        """True if all sequences have ended."""
+        """True if all sequences of the batch have ended."""
         return not self._waiting and all(session.finish is not None for session in self._slot_of)
 
     @property
     def active(self) -> list[Session]:
-        """Sequences that have their first token and have not ended, in the order of joining."""
+        """Sequences that have their first token and have not ended, in the order in which they
+        joined.
+        """
         return [each for each in self._slot_of if each.finish is None and _has_first_token(each)]
 
     def has_slot(self, session: Session) -> bool:

@@ -42,7 +42,9 @@ class DraftValidator:
         self._line: tuple[int, Tensor, Tensor] | None = None
 
     def trust(self, draft: Draft) -> Draft:
-        """Mark the ids and distributions of a draft as valid, and return the draft."""
+        """Mark the ids and distributions of a draft as valid, so that no check is needed. Return
+        the draft.
+        """
         self._trusted = draft
         return draft
 
@@ -195,7 +197,7 @@ def check_ids(ids: Sequence[int], vocab: int) -> None:
 
 
 def check_levels(levels: int, allowed: int) -> None:
-    """Raise MethodFault if a draft has more levels than the remaining token budget."""
+    """Raise MethodFault if a draft has more tree levels than the remaining token budget allows."""
     if levels > allowed:
         raise draft_fault(
             "tokens",
@@ -282,8 +284,8 @@ def _check_q(q: Tensor, draft: Draft, bounds: DraftBounds) -> None:
             ~q.isfinite().all(-1),
             (q < 0).any(-1),
             (q.sum(-1) - 1).abs() > TOLERANCE,
-            # Tokens drawn without replacement may have q = 0, so this check excludes them (see
-            # `siblings`).
+            # If draw_mode is not "independent", a token may have q = 0. Draws without replacement
+            # can include such tokens.
             (own_probs <= 0) & (draft.draw_mode == "independent"),
         )
     )

@@ -40,10 +40,16 @@ class BatchProposer(Proposer, Protocol):
     def schedule(
         self, members: Sequence[tuple[Self, Session]], size: int
     ) -> Sequence[tuple[Self, Session]]:
-        """Choose at most `size` sequences for the next step."""
+        """Choose at most `size` sequences for the next step.
+
+        The engine calls it on the method object of the first sequence.
+        """
 
     def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
-        """Propose a draft for each sequence of a batch. Called on the first sequence's object."""
+        """Propose a draft for each sequence of a batch.
+
+        The engine calls it on the method object of the first sequence.
+        """
 
 
 @torch.inference_mode()  # makes every operation cheaper, not only forwards
@@ -60,10 +66,10 @@ def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
     method.start(session)
     session.prefill()
     while session.finish is None:
-        # 2. Draft.
+        # 2. Let the method draft.
         proposed = method.propose(session, session.max_draft_length())
         draft = hooks.check_return(method, "propose", proposed, Draft, "a Draft")
-        # 3. Score the draft in one target forward and verify it.
+        # 3. Score the draft in one target forward, and verify the draft from the logits.
         try:
             outcome = session.verify(draft, session.score(draft), *_accept_rules(method))
         except MethodFault as fault:
@@ -114,7 +120,7 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
             ]
             forwards = batch.forwards()
             for (method, session), draft, outcome in zip(members, drafts, outcomes, strict=True):
-                # 4. Commit.
+                # 4. Commit the accepted tokens of each sequence.
                 committed = session.commit(outcome)
                 counts = hooks.check_counts(method, method.observe(session, committed))
                 yield Step(place[session], draft, committed, forwards, counts)

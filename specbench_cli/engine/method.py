@@ -121,9 +121,9 @@ class Method(ABC):
 
     @property
     def upper_bound(self) -> bool:
-        """True if the method knows the output of plain decoding (`Harness.reference`).
+        """True if the method knows the output of plain decoding in advance (`Harness.reference`).
 
-        It is then an upper bound for other methods, and tables do not rank it.
+        The method then serves as an upper bound for other methods. Tables do not rank it.
         """
         return bool(getattr(self.params, "upper_bound", False))
 
@@ -196,7 +196,8 @@ class Method(ABC):
         return ()
 
     def start(self, session: Session) -> None:
-        """Prepare for a prompt, e.g. prefill the draft model. The timer is already running."""
+        """Prepare for a prompt, for example prefill the draft model. The timer is
+        already running."""
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Propose a draft of at most `limit` levels.
@@ -241,10 +242,11 @@ class Method(ABC):
         return members[:size]
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float] | None:
-        """Update the method after a step, e.g. roll back the state of its draft model.
+        """Update the method after a step, for example roll back the state of its draft model.
 
         Returns:
-            The method's own counts, or None. Records store their sums (`Step.extra`).
+            The method's own counts, or None. The stored record of the output has their sums
+            (`Step.extra`).
         """
 
     def learn(self, session: Session) -> None:

@@ -134,7 +134,7 @@ class Partial(Metered):
     def forward_batch(
         self, parts: Sequence[ModelInput], *, captured_layers: Sequence[int] = ()
     ) -> list[ModelOutput]:
-        """Raise MethodFault: a part of the target does not support batches."""
+        """Raise MethodFault, because a part of the target does not support batches."""
         raise MethodFault(
             "a part of the target drafts for one sequence at a time: each has a state of its own",
             "call each session's own `partial`",

@@ -115,7 +115,9 @@ class PausedForward:
         self.layer = layer
 
     def end(self) -> ModelOutput:
-        """Run the remaining layers. Return the output of the full forward, with all logits."""
+        """Run the remaining layers. Return the output of the full forward, with the logits of all
+        rows.
+        """
         if self.layer < self._last:
             self.run_to(self._last)
         self._end(out := self._last_output)

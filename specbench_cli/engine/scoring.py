@@ -377,7 +377,7 @@ class Scoring:
         self._feature_cache.write(out)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Keep the rows `path` of the last forward in the state. Row 0 is the root."""
+        """Keep the rows `path` of the last forward in the target's state. Row 0 is the root."""
         self._length_before_partial = self._pending = None  # `commit` drops partial rows too
         if self._num_reread:
             num_reread, self._num_reread = self._num_reread, 0

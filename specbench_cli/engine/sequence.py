@@ -144,7 +144,7 @@ class Text:
 
     @property
     def last_token(self) -> Tensor:
-        """Last token of the text as a tensor [1] on the device."""
+        """Last token of the text, as a tensor [1] on the device."""
         if self._last_token is None:
             self._last_token = host.ids(self.tokens[-1:], self.device)
         return self._last_token

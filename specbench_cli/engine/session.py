@@ -136,7 +136,7 @@ class Harness:
         return self._session._step_log.steps
 
     def commit_first(self, logits: Tensor) -> None:
-        """Choose the first token from the logits [1, V] after the prompt, and commit it."""
+        """Choose the first output token from the logits [1, V] after the prompt, and commit it."""
         session = self._session
         first = session._verifier.decide(session.chain(()), logits)
         self.text.append(replace(first, origin=("prefill",)))
@@ -201,7 +201,9 @@ class Session(DraftBuilder):
 
     @property
     def state(self) -> State:
-        """State of the target. `score` appends rows, and `commit` keeps some of them."""
+        """State of the target (such as its KV cache). `score` appends rows, and `commit` keeps some
+        of them.
+        """
         return self._scoring.state
 
     def partial(

@@ -235,7 +235,7 @@ class SessionView:
 
     @property
     def random(self) -> Random:
-        """Source of random numbers, with `categorical` and `bernoulli`."""
+        """Source of random numbers, with the functions `categorical` and `bernoulli`."""
         return self._chooser.random
 
     def warp(self, rows: Tensor) -> Tensor:

@@ -111,7 +111,7 @@ class ScriptedRequest:
     eos: bool = False
 
     def request(self, place: int) -> Request:
-        """Return the request for the engine. `place` is its index in the batch."""
+        """Return the request in the engine's form. `place` is its index in the batch."""
         stop = StopRule(frozenset(self.output[-1:] if self.eos else ()), self.budget)
         return Request(f"simulated/{place}", 1, self.prompt, stop)
 
@@ -144,7 +144,7 @@ class ScriptedState:
         return self._written
 
     def write(self, n: int) -> None:
-        """Add n rows."""
+        """Count n more processed tokens."""
         self._written += n
 
     def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
@@ -167,7 +167,7 @@ class ScriptedState:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes that a real state for these tokens would take."""
+        """Number of bytes that a real state with this capacity would take."""
         return self.capacity * self._row_bytes
 
 
@@ -286,7 +286,10 @@ def run_batch(
     chunk: int | None = None,
     arrivals: Sequence[float] = (),
 ) -> Batch:
-    """Decode requests as a batch. The models of the workspace must be `SimulatedTimeDecoder`s."""
+    """Decode requests as a batch, on a simulated clock.
+
+    The models of the workspace must be `SimulatedTimeDecoder`s.
+    """
     batch = Batch(
         workspace,
         requests,

@@ -53,7 +53,10 @@ attention writes no keys and values."""
 
 
 def expand_skip(skip: Skip) -> frozenset[Sublayer]:
-    """Return the skipped sublayers. A skipped layer counts as both of its sublayers."""
+    """Return the skipped sublayers (attention or MLP of a layer).
+
+    A skipped layer counts as both of its sublayers.
+    """
     return frozenset(
         sublayer
         for each in skip
@@ -125,7 +128,7 @@ class ModelOutput:
 
     @property
     def rows(self) -> Tensor:
-        """Logits [r, V] of a forward over one sequence."""
+        """Logits [r, V] of the requested positions, for a forward over one sequence."""
         assert self.logits is not None
         return self.logits[0]
 
@@ -164,7 +167,7 @@ class Draft:
 
     @property
     def levels(self) -> int:
-        """Number of tokens on the longest path."""
+        """Number of tokens on the longest path of the draft."""
         if self.parents is None:
             return self.nodes
         depth = [0] * self.nodes

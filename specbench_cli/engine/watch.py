@@ -58,7 +58,7 @@ class Watch:
         self.began_ns = min(start for start, _ in self._start_times)
 
     def end(self) -> None:
-        """Stop the timer, when the method has returned."""
+        """Stop the timer, after the method has returned."""
         self.ended_ns = time.perf_counter_ns()
 
     def find_fault(self, meter: Meter) -> str | None:

@@ -93,12 +93,12 @@ class Workspace:
         )
 
     def vocabulary(self) -> Vocabulary:
-        """Return the vocabulary of the target.
+        """Return the vocabulary of the target: the bytes of each token id.
 
-        Without a tokenizer, each id gets a unique string of bytes.
+        Without a tokenizer, each id gets a different byte string.
 
         Raises:
-            MethodFault: The format of the tokenizer is not supported.
+            MethodFault: specbench does not support the format of the tokenizer.
         """
         if self.token_vocabulary is None and self.tokenizer is None:
             self.token_vocabulary = Vocabulary.from_size(self.decoders["target"].vocab_size)

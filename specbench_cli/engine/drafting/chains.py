@@ -1,4 +1,4 @@
-"""Drafting of chains with a draft model."""
+"""Drafting of chains of tokens with a draft model, for several sequences at once."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class DraftModelMethod(Method):
     state: State
 
     def draft_model(self, session: Session) -> Metered:
-        """Return the model that drafts for this prompt."""
+        """Return the model that drafts for the session's prompt."""
         return session.draft()
 
     def start(self, session: Session) -> None:

@@ -239,7 +239,7 @@ class HeadLevels:
     def begin(self) -> ModelOutput:
         """Return the logits [1, 1, V] after the last committed token.
 
-        The head reads the target's newest features.
+        The head computes them from the newest target features.
         """
         self._depth, self._features = 0, self._session.features()
         return self.feed(self._session.tokens()[-1:], (0,))

@@ -1,7 +1,7 @@
-"""Suffix array over fixed texts, which finds all occurrences of a string.
+"""Suffix array over fixed texts, which finds all occurrences of a sequence of tokens.
 
 Udi Manber, Gene Myers: Suffix Arrays: A New Method for On-Line String Searches, SIAM Journal on
-Computing, 1993. libdivsufsort sorts the array.
+Computing, 1993. The library libdivsufsort sorts the suffixes.
 """
 
 from __future__ import annotations

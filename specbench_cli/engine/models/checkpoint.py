@@ -1,4 +1,4 @@
-"""Reader of checkpoint folders in the transformers layout: config.json and safetensors."""
+"""Reader of checkpoint folders in the format of transformers: config.json and safetensors files."""
 
 from __future__ import annotations
 
@@ -405,7 +405,7 @@ def read_tokenizer(folder: Path, label: str | None = None) -> Any:
 
 
 def _is_plain(folder: Path) -> bool:
-    """Return True if the folder's tokenizer needs only tokenizer.json."""
+    """Return True if the folder's tokenizer can be loaded from tokenizer.json alone."""
     try:
         values = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         plain = values["tokenizer_class"] in PLAIN_TOKENIZERS and "auto_map" not in values
@@ -415,7 +415,10 @@ def _is_plain(folder: Path) -> bool:
 
 
 def max_positions(config: Any) -> int:
-    """Return the maximum context length in tokens; sys.maxsize if the family sets no limit."""
+    """Return the maximum context length in tokens.
+
+    Return sys.maxsize if the model family sets no limit.
+    """
     most = int(getattr(config, "max_position_embeddings", sys.maxsize))
     fixed = rotary_limit(config)
     return most if fixed is None else min(most, fixed.positions)
@@ -454,7 +457,9 @@ def rotary_limit(config: Any) -> RotaryLimit | None:
 
 
 def text_config(config: Any) -> Any:
-    """Return the config of the text decoder of a multimodal model, or the config itself."""
+    """Return the config of a multimodal model's text decoder. For other models, return the config
+    itself.
+    """
     return config if isinstance(config, CompleteConfig) else config.get_text_config(decoder=True)
 
 

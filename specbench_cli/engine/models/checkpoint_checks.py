@@ -86,7 +86,7 @@ def check_missing(source: str, missing: Collection[str]) -> None:
 
 
 def check_unexpected(source: str, weights: Weights, names: Iterable[str]) -> None:
-    """Raise EnvironmentFault if an unused tensor may affect the output of the model."""
+    """Raise EnvironmentFault if an unexpected tensor may affect the output of the model."""
     unexpected = [name for name in names if not is_irrelevant(name, weights)]
     if not unexpected:
         return

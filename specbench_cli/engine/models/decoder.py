@@ -51,7 +51,7 @@ class State(Protocol):
         """Return the number of rows that a sequence has written at a layer."""
 
     def position(self, seq: int = 0) -> int:
-        """Return the position of the next row: the number of tokens processed so far."""
+        """Return the position of the next token: the number of tokens processed so far."""
 
     def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
         """Keep the rows at `path` and drop all other rows written since the last commit.
@@ -71,7 +71,7 @@ class State(Protocol):
         """
 
     def clear(self) -> None:
-        """Drop all rows and keep the memory."""
+        """Drop all rows of all sequences, and keep the memory."""
 
     @property
     def nbytes(self) -> int:
@@ -121,12 +121,12 @@ class ModelInput(NamedTuple):
 
     @property
     def runs_all_layers(self) -> bool:
-        """True if all layers run."""
+        """True if the forward runs all layers, without skipped ones."""
         return self.layers is None and not self.skip
 
     @property
     def options(self) -> dict[str, Any]:
-        """Keyword arguments of `Decoder.forward` that differ from their defaults."""
+        """Arguments of `Decoder.forward` in this input that differ from the defaults."""
         names = ("seqs", "positions", "mask", "layers", "skip", "logits_at", "captured_layers")
         defaults = self._field_defaults
         values = {name: getattr(self, name) for name in names}
@@ -198,7 +198,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def new_state(self, capacity: int, n_seqs: int = 1) -> State:
-        """Return an empty state with capacity for `capacity` rows in each of `n_seqs` sequences."""
+        """Return an empty state for `n_seqs` sequences, with space for `capacity` rows in each."""
 
     def forward(
         self,
@@ -313,12 +313,16 @@ class Decoder(ABC):
         raise MethodFault(f"{self.name} does not provide its embeddings")
 
     def norm(self, rows: Tensor) -> Tensor:
-        """Apply the final norm to the output [..., hidden] of a layer. `unembed`
-        needs normed rows."""
+        """Apply the final norm to the output [..., hidden] of a layer.
+
+        `unembed` needs the result.
+        """
         raise MethodFault(f"{self.name} does not provide its final norm")
 
     def unembed(self, rows: Tensor) -> Tensor:
-        """Return the logits [..., V] of normed rows [..., hidden]."""
+        """Return the logits [..., V] of hidden states [..., hidden] to which the final norm was
+        applied.
+        """
         raise MethodFault(f"{self.name} does not provide its output matrix")
 
     def unembed_ids(self, rows: Tensor, ids: Tensor) -> Tensor | None:

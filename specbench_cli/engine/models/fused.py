@@ -177,7 +177,7 @@ class FusedStack(Decoder):
     @property
     @abstractmethod
     def _stack(self) -> Sequence[LayerWeights]:
-        """Weights of all layers."""
+        """Weights of all layers of the stack."""
 
     @abstractmethod
     def _enter(self, x: Input, layers: tuple[int, int] | None) -> tuple[Tensor, int, int]:
@@ -192,7 +192,7 @@ class FusedStack(Decoder):
 
     @property
     def _end_bytes(self) -> int:
-        """Bytes of this model's own weights that `_logits` reads."""
+        """Size in bytes of this model's own weights that the function `_logits` reads."""
         return 0
 
     def share(
@@ -212,11 +212,13 @@ class FusedStack(Decoder):
         return (read + logits * self._end_bytes) / (sum(map(sum, held)) + self._end_bytes)
 
     def _attention_input(self, layer: LayerWeights, h: Tensor, scratch: Scratch) -> Tensor:
-        """Return the input of a layer's attention, from its rows h [b n, hidden]."""
+        """Return the input of a layer's attention: the rows h [b n, hidden], after a norm if there
+        is one.
+        """
         return self._norm(h, layer.norm, scratch.size, scratch.normed)
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> KVState:
-        """Return an empty state with capacity for `capacity` rows in each of `n_seqs` sequences."""
+        """Return an empty state for `n_seqs` sequences, with space for `capacity` rows in each."""
         self._planner.reserve(capacity)
         shape = LayerShape(self._sizes.kv_heads, self._sizes.head_dim, self._sizes.head_dim)
         return KVState(
@@ -502,8 +504,9 @@ class FusedStack(Decoder):
             return cast(Tensor, self._kernels.rms_norm(h, weight, self._eps))
         if not self._own_norm:
             return torch.rms_norm(h, (self.hidden_size,), weight, self._eps)
-        # RMSNorm divides by sqrt((sum of squares + H eps) / H), with H = hidden size. `hypot`
-        # computes sqrt(sum of squares + H eps), and the weights include the factor sqrt(H).
+        # RMSNorm divides by sqrt((sum of squares + H eps) / H), where H is the hidden size. `hypot`
+        # computes sqrt(sum of squares + H eps). The norm weights already include the factor
+        # sqrt(H).
         wide = h.float()
         size = torch.linalg.vector_norm(wide, 2, -1, True, out=size)
         torch.hypot(size, self._eps_size, out=size)
@@ -557,7 +560,9 @@ class FusedDecoder(FusedStack):
         return self._norm(rows, self.weights.final_norm)
 
     def unembed(self, rows: Tensor) -> Tensor:
-        """Return the logits [..., V] of normed rows [..., hidden]."""
+        """Return the logits [..., V] of hidden states [..., hidden] to which the final norm was
+        applied.
+        """
         flat = rows.reshape(-1, self.hidden_size)
         return self.weights.logits(flat, self._multiply).view(*rows.shape[:-1], -1)
 

@@ -86,7 +86,9 @@ class FeatureCache:
         self._was_read = self._dropped_some = False
 
     def write(self, out: ModelOutput) -> None:
-        """Store the features of all rows of a target forward."""
+        """Store the features of all rows of a target forward. `keep` later selects the committed
+        rows.
+        """
         self.latest = features(out, self._captured_layers, self._target)
 
     def keep(self, path: Sequence[int]) -> None:
@@ -192,7 +194,7 @@ class FeatureHead(nn.Module, Artifact):
         self.vocab_size, self.ran = target.vocab_size, 0
 
     def __call__(self, *rows: Any, **named: Any) -> Any:
-        """Call `forward` and count the call."""
+        """Call `forward` and increase `ran` by 1."""
         self.__dict__["ran"] += 1  # avoids the slow attribute setter of torch modules
         return super().__call__(*rows, **named)
 
@@ -292,7 +294,9 @@ class FeatureHead(nn.Module, Artifact):
 
     @classmethod
     def _create(cls, target: Decoder, sizes: Mapping[str, Any], seed: int = 0) -> Self:
-        """Return a new head, without changing the state of torch's random generator."""
+        """Return a new head with random weights. The state of torch's random generator does not
+        change.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # `torch.manual_seed` seeds devices too
             return cls(target, **sizes)

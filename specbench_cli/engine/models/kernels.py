@@ -216,7 +216,7 @@ class _Tile:
     def load_part(self, address: Any, part: int) -> Any:
         """Generate code that loads LANES of the STEP weights at an address, as float32.
 
-        `part` selects which of them.
+        `part` is the index of these LANES weights.
         """
         b = self.b
         if not self.half:
@@ -424,7 +424,7 @@ def _halves(address, n):
 
 @njit(**OPTIONS)
 def _flags(address, n):
-    """Return an array of n bytes at an address."""
+    """Return an array of n bytes (a mask) at an address."""
     return carray(_pointer(address), n, np.uint8)
 
 
@@ -446,10 +446,10 @@ def _round(number):
 
 @njit(**OPTIONS)
 def _exp(x):
-    """Return e^x with a relative error of about 2e-7. The compiler can vectorize it.
+    """Return e^x with a relative error of about 2e-7. The compiler can vectorize this function.
 
     The result is 2^n times a polynomial (Cody and Waite, Software Manual for the Elementary
-    Functions, 1980, chapter 6). NaN stays NaN.
+    Functions, 1980, chapter 6). For NaN the result is NaN.
     """
     x = np.float32(88.0) if x > np.float32(88.0) else x
     x = np.float32(-87.0) if x < np.float32(-87.0) else x
@@ -501,7 +501,7 @@ def _read(address, row, half):
 
 @njit(**OPTIONS)
 def _write(row, address, half):
-    """Write a float32 row to an address, in the model's dtype."""
+    """Write a float32 row to an address, as bfloat16 or float32."""
     if half:
         bits = _halves(address, len(row))
         for i in range(len(row)):
@@ -703,7 +703,7 @@ def can_tile(n_in: int, n_out: int) -> bool:
 
 
 def compile_kernels() -> None:
-    """Compile all kernels, which takes seconds the first time on a machine.
+    """Compile all kernels. The first compilation on a machine takes seconds.
 
     Numba caches the result next to this file, or in the folder NUMBA_CACHE_DIR.
     """

@@ -1,4 +1,4 @@
-"""Fused weights of a Llama-like model: one matrix for q, k and v, and one for gate and up."""
+"""Weights of a Llama-like model, fused: one matrix for q, k and v, and one for gate and up."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def tensor_shapes(config: Any, output_rows: int | None = None) -> dict[str, tupl
 
 
 def _biased_projections(config: Any) -> set[str]:
-    """Return the names of the projections with a bias, as transformers reads the config."""
+    """Return the names of the projections that have a bias, by the rules of transformers."""
     inputs = {f"self_attn.{part}_proj" for part in "qkv"}
     if config.model_type == "qwen2":
         return inputs

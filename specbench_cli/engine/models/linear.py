@@ -87,7 +87,7 @@ WIDENED_WEIGHTS = 1 << 18
 
 
 class Linear(Protocol):
-    """Linear layer with fixed weights: x [rows, in] -> x W + bias, [rows, out]."""
+    """Linear layer with fixed weights W. It returns x W + bias, [rows, out], for x [rows, in]."""
 
     nbytes: int
 
@@ -247,7 +247,7 @@ class BlockedLinear:
         return None
 
     def _repeated(self, x: Tensor) -> Tensor:
-        """Return a view that repeats the rows [n, in] for each block."""
+        """Return a view that repeats the input rows x [n, in] for each block of columns."""
         return x.expand(self._n_blocks, -1, -1)
 
     def _product(self, x: Tensor) -> Tensor:
@@ -394,9 +394,12 @@ def choose_backend(weight: Tensor) -> LinearBackend:
 
 
 def _float32_backends(numbers: int) -> tuple[set[LinearBackend], LinearBackend, int]:
-    """Return the possible backends for float32, and the default backend.
+    """Return the backends that float32 weights can use on this machine, and the default backend.
 
-    The third value is the number of weights from which on the default is used.
+    The third value is a number of weights. Smaller matrices use the backend "plain" by default.
+
+    Args:
+        numbers: Number of weights in the matrix.
     """
     possible: set[LinearBackend] = {"blocked", "packed"} if _can_pack() else {"blocked"}
     if _mkl_is_slow():
@@ -411,9 +414,9 @@ def _float32_backends(numbers: int) -> tuple[set[LinearBackend], LinearBackend, 
 
 
 def _bfloat16_backends() -> tuple[set[LinearBackend], LinearBackend, int]:
-    """Return the possible backends for bfloat16, and the default backend.
+    """Return the backends that bfloat16 weights can use on this machine, and the default backend.
 
-    The third value is the number of weights from which on the default is used.
+    The third value is a number of weights. Smaller matrices use the backend "plain" by default.
     """
     hardware = _multiplies_bfloat16()
     possible: set[LinearBackend] = {"widened"}

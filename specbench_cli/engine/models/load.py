@@ -291,7 +291,9 @@ def load_weights(folder: Path, config: Any) -> Weights:
 
 
 def _check_tensors(folder: Path, config: Any, output_ids: Tensor | None, weights: Weights) -> None:
-    """Raise EnvironmentFault unless the weights match the config of a built-in model family."""
+    """Raise EnvironmentFault unless the tensors of a checkpoint match the config of a built-in
+    family.
+    """
     demanded = tensor_shapes(config, None if output_ids is None else len(output_ids))
     check_contents(
         folder.name, weights, demanded, tied=output_ids is None and config.tie_word_embeddings
@@ -310,7 +312,7 @@ def _check_tensors(folder: Path, config: Any, output_ids: Tensor | None, weights
 
 
 def _check_attention(folder: Path, config: Any) -> None:
-    """Raise EnvironmentFault for attention settings that are not supported."""
+    """Raise EnvironmentFault if a config has attention settings that specbench does not support."""
     window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     wrong = None
     if not getattr(config, "is_causal", True):

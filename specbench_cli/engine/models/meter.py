@@ -191,7 +191,8 @@ class Meter:
         return taken
 
     def resolve(self) -> None:
-        """Convert all times to ns since the start of the timer. Waits for the device."""
+        """Convert all times of the trace to ns since the start of the timer. Waits
+        for the device."""
         self.clock.resolve(self._unresolved)
         self._unresolved.clear()
 

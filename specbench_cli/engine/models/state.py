@@ -65,7 +65,9 @@ class PagedZeros:
         return -(-capacity // whole) * whole
 
     def free(self, first: int, second: int) -> None:
-        """Release the memory of `zeros[first, second]`."""
+        """Release the memory pages of `zeros[first, second]`. The elements are zero again
+        afterwards.
+        """
         at = (first * self._parts + second) * self._part
         self._memory.madvise(mmap.MADV_DONTNEED, at, self._part)
 
@@ -292,7 +294,7 @@ class KVState(State):
         return [*chosen[:have], *range(len(chosen) + offset, have + offset)]
 
     def clear(self) -> None:
-        """Drop all rows and keep the memory."""
+        """Drop all rows of all sequences, and keep the memory."""
         for seq in range(self.n_seqs):
             self.offsets[seq], self._selected[seq] = 0, []
             self.rollback(seq, 0)
@@ -306,7 +308,7 @@ class KVState(State):
                     pages.free(layer, self.place)
 
     def _gather(self, seq: int, path: Sequence[int]) -> None:
-        """Move the rows at `path` to the front of the rows written since the last commit."""
+        """Move the rows at `path` to the front of all rows written since the last commit."""
         still = next(at for at, row in enumerate(path) if at != row)  # first row to move
         spans = list(zip(self.shapes, self._committed[seq], self.lengths[seq], strict=True))
         for (_, base, length), same in groupby(range(len(spans)), key=spans.__getitem__):

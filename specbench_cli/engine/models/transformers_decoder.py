@@ -184,7 +184,8 @@ class TransformersModuleDecoder(Decoder):
 
 
 class ChainDecoder(TransformersModuleDecoder):
-    """A decoder whose module runs one sequence at a time, in full forwards over chains."""
+    """A decoder whose module runs one sequence at a time, through all layers, and
+    only over chains."""
 
     trees = False
 
@@ -270,7 +271,7 @@ class TransformersDecoder(TransformersModuleDecoder):
         super().__init__(module, name=name)
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> TransformersState:
-        """Return an empty state with capacity for `capacity` rows in each of `n_seqs` sequences."""
+        """Return an empty state for `n_seqs` sequences, with space for `capacity` rows in each."""
         return TransformersState(
             self._shapes, n_seqs, capacity, dtype=self.dtype, device=self.device
         )
@@ -547,7 +548,10 @@ class StateCacheLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append rows [b, heads, n, d] to each sequence. Return all rows [b, heads, seen, d]."""
+        """Append keys and values of new rows, [b, heads, n, d], to each sequence.
+
+        Return the keys and values of all rows, [b, heads, seen, d].
+        """
         n = key_states.shape[2]
         for i, (seq, start) in enumerate(zip(self._lines, self._starts, strict=True)):
             self._keys[seq, :, start : start + n] = key_states[i]
@@ -560,7 +564,9 @@ class StateCacheLayer(CacheLayerMixin):
         return self._keys[lines, :, :longest], self._values[lines, :, :longest]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of mask columns, and the index of the first column."""
+        """Return the number of columns of the attention mask, and the row index of its first
+        column.
+        """
         return max(self._starts) + query_length, 0
 
     def get_seq_length(self) -> int:

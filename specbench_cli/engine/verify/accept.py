@@ -122,7 +122,9 @@ class AcceptRule:
 
     @property
     def is_exact(self) -> bool:
-        """True if the rule keeps no token, so that the method is lossless."""
+        """True if the rule keeps no token that the lossless rule rejects. The method is then
+        lossless.
+        """
         return False
 
     def control(self, rate: float) -> RandomAccept:
@@ -157,7 +159,7 @@ class Threshold(AcceptRule):
 
     @property
     def is_exact(self) -> bool:
-        """True if epsilon is above 1, because no probability is."""
+        """True if epsilon is above 1. No probability reaches it, so the rule keeps no token."""
         return self.epsilon > 1
 
     @property
@@ -264,7 +266,7 @@ class RandomAccept(AcceptRule):
     name: ClassVar[str] = "random"
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
-        """Return True for all tokens."""
+        """Return True for all tokens. The probability `chance` then decides."""
         import torch
 
         return torch.ones_like(tokens, dtype=torch.bool)
@@ -334,7 +336,9 @@ class AcceptParams(MethodParams):
 
     @model_serializer(mode="wrap")
     def _serialize_used(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Serialize only the parameters that the chosen rule uses."""
+        """Leave out parameters that the chosen rule does not use, when the parameters are
+        serialized.
+        """
         rule = self.rule
         used = set() if rule is None else {"accept", *(f.name for f in fields(rule))}
         if self.accept == "random" and self.like is not None:

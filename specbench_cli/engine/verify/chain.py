@@ -100,7 +100,9 @@ def relaxed_rejection(
 
 
 def one_hot(tokens: Tensor, p: Tensor) -> Tensor:
-    """Return one-hot distributions [m, V] of the tokens [m], with the dtype and V of p [..., V]."""
+    """Return a one-hot distribution for each of m tokens: [m, V], with the dtype and V of p [...,
+    V].
+    """
     distributions = p.new_zeros(tokens.shape[0], p.shape[-1])
     return distributions.scatter_(1, tokens[:, None], 1.0)
 
@@ -164,6 +166,7 @@ def block(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[
     # passes. If no prefix passes, no token is accepted.
     accepted = m - random.bernoulli(1.0 - passes[1:].flip(0)).sum()
     row = accepted[None]
-    # The next token has the distribution norm(max(c p - q, 0)). An accepted prefix has c > 0.
+    # The next token has the distribution norm(max(c p - q, 0)), with c = c_i of the accepted
+    # prefix. An accepted prefix has c > 0.
     distribution = residual(p[row], F.pad(q, (0, 0, 0, 1))[row] / c[row, None])
     return accepted, random.categorical(distribution)[0]

@@ -48,7 +48,7 @@ class Chooser:
     def noise(self, first: int, n: int = 1) -> Tensor:
         """Return the Gumbel noise [n, V] of the output positions first to first + n - 1.
 
-        It is the same for every method.
+        Every method gets the same noise.
         """
         return self._noise.rows(first, n)
 

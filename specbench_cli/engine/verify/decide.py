@@ -211,7 +211,9 @@ def _outcome(
 
 
 def _list_origins(path: tuple[int, ...], relaxed: Collection[int]) -> tuple[Origin, ...]:
-    """Return "relaxed" or "accepted" for each node of the path."""
+    """Return the origin of each accepted node: "relaxed" if only the accept rule kept it, else
+    "accepted".
+    """
     return tuple("relaxed" if node in relaxed else "accepted" for node in path)
 
 

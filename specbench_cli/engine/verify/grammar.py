@@ -77,11 +77,11 @@ class RequestGrammarMask(RequestProcessor):
         tokens: Sequence[int],
         parents: tuple[int, ...] | None = None,
     ) -> Tensor:
-        """Return the logits, with -inf for tokens that the grammar forbids."""
+        """Return the target's logits, with -inf for tokens that the grammar forbids."""
         self._follow(output)
         tree = build_tree(tuple(range(ROOT, len(tokens) - 1)) if parents is None else parents)
-        # Leave rows after a forbidden token unmasked: a fully masked row would have no
-        # distribution.
+        # Start with True everywhere. Rows after a forbidden token stay unmasked, because a fully
+        # masked row would have no distribution.
         allowed = np.ones(rows.shape, dtype=np.bool_)
         allowed[0] = self._allowed_ids(rows.shape[1])
         ahead = 0  # number of nodes that the matcher has consumed
@@ -108,7 +108,8 @@ class RequestGrammarMask(RequestProcessor):
             allowed = self._allowed_ids(rows.shape[1])
             forbidden = host.send(torch.from_numpy(~allowed), rows.device)
             masked = rows.masked_fill(forbidden, -math.inf)
-            # If the draft model has no logit for any allowed token, leave its row unmasked.
+            # If the grammar allows only tokens that have no finite logit in the draft model, leave
+            # the row unmasked.
             rows = torch.where(masked.isfinite().any(-1, keepdim=True), masked, rows)
         self._matcher.rollback(read)
         return rows

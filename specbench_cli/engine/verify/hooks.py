@@ -98,7 +98,7 @@ def check_steps(
 
 
 def _shorten(value: object) -> str:
-    """Return the type of a value and the beginning of its repr."""
+    """Return the type of a value and the beginning of its `repr`, for messages."""
     if value is None:
         return "None"
     text = " ".join(repr(value).split())

@@ -25,7 +25,7 @@ class LogitsProcessor(ABC):
         """Return a processor for a new request."""
 
     def process_output(self, rows: Tensor, ids: Sequence[int]) -> Tensor:
-        """Return the processed logits [n, V] for the positions of an output's n tokens."""
+        """Return the processed logits [n, V] that predict the n tokens `ids` of an output."""
         return self.begin()(rows, (), ids[:-1])
 
 

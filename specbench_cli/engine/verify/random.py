@@ -20,13 +20,13 @@ class Random(Protocol):
     """Source of all random numbers in decoding."""
 
     def categorical(self, p: Tensor) -> Tensor:
-        """Draw one index from each distribution.
+        """Draw one index from each probability distribution.
 
         Args:
-            p: [..., V], non-negative with sum 1.
+            p: Distributions [..., V], non-negative with sum 1.
 
         Returns:
-            [...] int64.
+            Indices, int64 [...].
         """
 
     def bernoulli(self, a: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ class Noise:
         self._blocks: dict[int, Tensor] = {}
 
     def rows(self, first: int, n: int) -> Tensor:
-        """Return the noise of the output positions first to first + n - 1: [n, V] float32."""
+        """Return the noise float32 [n, V] of the output positions first to first + n - 1."""
         start, stop = first // self._block, (first + n - 1) // self._block
         parts = [self._make(b) for b in range(start, stop + 1)]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)

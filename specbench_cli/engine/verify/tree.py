@@ -39,11 +39,12 @@ class Tree:
 
     @property
     def levels(self) -> int:
-        """Number of nodes on the longest path."""
+        """Number of nodes on the longest path from the root."""
         return max(self.depths, default=0)
 
     def path(self, node: int) -> tuple[int, ...]:
-        """Return the nodes from the root's child down to `node`. Empty for `ROOT`."""
+        """Return the nodes on the path from the root to `node`, without the root.
+        Empty for `ROOT`."""
         up = []
         while node != ROOT:
             up.append(node)
@@ -51,7 +52,7 @@ class Tree:
         return tuple(reversed(up))
 
     def paths(self) -> Iterator[tuple[int, ...]]:
-        """Return the path of every leaf."""
+        """Yield the path from the root to each leaf."""
         return (self.path(node) for node in range(len(self.parents)) if not self.children[node])
 
 
@@ -90,7 +91,7 @@ def build_tree_mask(parents: tuple[int, ...], device: torch.device) -> tuple[Ten
     for row, parent in enumerate(parents, start=1):
         above = parent + 1
         depths[row] = depths[above] + 1
-        # A row attends to the rows that its parent attends to, and to itself.
+        # A row attends to itself and to all rows that its parent attends to.
         flags[row * n : row * n + row] = flags[above * n : above * n + row]
         flags[row * n + row] = 1
     mask = torch.frombuffer(flags, dtype=torch.bool).view(n, n)

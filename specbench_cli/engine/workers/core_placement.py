@@ -52,7 +52,7 @@ def _physical_core(core: int) -> tuple[int, int]:
 
 
 def apply_placement(placement: CorePlacement) -> None:
-    """Pin all threads of this process to the cores of a placement."""
+    """Pin all threads of this process to some CPU cores."""
     if placement.cores:
         torch.set_num_threads(len(placement.cores))
         for task in _thread_ids():

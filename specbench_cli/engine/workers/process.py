@@ -232,7 +232,7 @@ _HINT = "if memory ran out, choose a smaller --draft or --dtype; then resume the
 
 
 class ProcessWorker(Worker):
-    """A drafter in a separate process."""
+    """Handle of a drafter in a separate process."""
 
     def __init__(self, process: DraftProcess, request: WorkerRequest) -> None:
         super().__init__(request.meter, process.last_order)

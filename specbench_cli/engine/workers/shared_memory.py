@@ -101,7 +101,7 @@ class MessageBuffer:
         return ints, self._view_rows(at, k, width).to(device, copy=True)
 
     def _view_rows(self, at: int, k: int, width: int) -> Tensor:
-        """Return a view of the rows of a message."""
+        """Return a view of the memory that contains the k rows of a message."""
         floats = torch.frombuffer(
             self._memory, dtype=torch.float32, count=k * width, offset=at + _ROWS_OFFSET
         )
@@ -123,17 +123,17 @@ class Doorbell:
         self._received = bytearray()
 
     def ring(self, number: int, signal: int) -> None:
-        """Send a signal. Raise EOFError if the other end is closed."""
+        """Send a signal. Raise EOFError if the other end of the doorbell is closed."""
         try:
             self._end.sendall(_SIGNAL.pack(number, signal))
         except OSError as error:
             raise EOFError from error
 
     def wait(self, timeout: float | None = None) -> tuple[int, int] | None:
-        """Return the next signal, or None after `timeout` seconds.
+        """Return the next signal. Return None if there is no signal within `timeout` seconds.
 
         Raises:
-            EOFError: The other end is closed.
+            EOFError: The other end of the doorbell is closed.
         """
         start = time.perf_counter_ns()
         while len(self._received) < _SIGNAL.size:

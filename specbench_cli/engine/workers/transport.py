@@ -115,7 +115,7 @@ class Worker(ABC):
         self._last_cancelled = self._last_order
 
     def drain(self) -> None:
-        """Cancel all orders, and wait until the drafter is idle."""
+        """Cancel all orders, and wait until the drafter has nothing left to do."""
         self.cancel()
         while self._last_reply < self._last_order:
             self._receive_reply(None)
@@ -173,7 +173,7 @@ class Transport(ABC):
         yield
 
     def close(self) -> None:
-        """Stop all workers and release their resources."""
+        """Stop all workers of this transport and release their resources."""
 
 
 class InlineTransport(Transport):
@@ -190,7 +190,7 @@ class InlineTransport(Transport):
 
 
 class InlineWorker(Worker):
-    """A drafter that runs in the caller's thread."""
+    """Handle of a drafter that runs in the caller's thread."""
 
     def __init__(self, request: WorkerRequest) -> None:
         super().__init__(request.meter)

@@ -154,7 +154,7 @@ class CudaGraphs:
 
 
 class GraphRecorder:
-    """Cache of the CUDA graphs of one decoder, for each of its states.
+    """Cache of the CUDA graphs of one decoder. Each model state has its own graphs.
 
     Attributes:
         n_recorded: Number of graphs captured so far.

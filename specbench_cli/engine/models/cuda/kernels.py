@@ -170,7 +170,7 @@ def _multiply_row(
 
 
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return the RMSNorm of rows [..., width]."""
+    """Return the RMSNorm of each row of `rows` [..., width]."""
     width = rows.shape[-1]
     flat, out = rows.reshape(-1, width), rows.new_empty(rows.shape)
     block = triton.next_power_of_2(width)
