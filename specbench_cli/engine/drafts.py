@@ -35,7 +35,7 @@ class DraftBuilder(SessionView):
         """Return a chain of draft tokens.
 
         Args:
-            ids: Token ids, as a list or a tensor; see `tree`.
+            ids: Token ids of the m tokens, as a list or an int64 tensor [m].
             q: Distributions [m, V] that the m tokens were drawn from. None if the tokens were not
                 drawn.
 

@@ -151,8 +151,8 @@ class Harness:
 class Session(DraftBuilder):
     """Interface through which a method decodes one request.
 
-    Two base classes provide the rest: `SessionView` has the text and the models, and `DraftBuilder`
-    builds drafts.
+    The base class `SessionView` has the text and the models. The base class `DraftBuilder` builds
+    drafts.
 
     Args:
         recording: Tokens of a recorded output. In a replay they replace the target's choices.
@@ -387,10 +387,11 @@ class Session(DraftBuilder):
         return committed
 
     def step(self, draft: Draft, committed: Outcome, **extra: float) -> Step:
-        """Return the step that the method yields, with all forwards since the last step.
+        """Return the step that the method yields, with all forwards that have run since the last
+        step.
 
         Args:
-            extra: The method's own counts. Records store their sums.
+            extra: The method's own counts. The stored record of the output has their sums.
         """
         return Step(0, draft, committed, self.harness.forwards(), extra)
 

@@ -17,7 +17,7 @@ class DraftShape:
     """Tokens and structure of a draft, without the draft's large distributions.
 
     tokens: Token ids [m] on the device.
-    parents: Parent of each node, as in `Draft`.
+    parents: Index of each token's parent, -1 for the root. None for a chain.
     """
 
     tokens: Tensor

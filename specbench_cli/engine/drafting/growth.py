@@ -73,8 +73,10 @@ class CandidateNodes(NamedTuple):
 class SelectedNodes(NamedTuple):
     """The selected candidates, as a tree.
 
-    ids, parents: Token and parent of each node, as in `Draft`.
-    fed: Index of each node among the processed nodes, as in `GrownTree`.
+    ids: Token of each node.
+    parents: Index of each node's parent among the nodes. `ROOT` means the root.
+    fed: For each node, its index among the nodes that the draft model processed. -1 if the draft
+    model did not process the node.
     """
 
     ids: list[int]

@@ -245,8 +245,9 @@ class HeadLevels:
         return self.feed(self._session.tokens()[-1:], (0,))
 
     def feed(self, tokens: Sequence[int] | Tensor, parents: Sequence[int] | Tensor) -> ModelOutput:
-        """Run the head on n nodes of the next level. Arguments and result are those of
-        `Levels.feed`.
+        """Run the head on n nodes of the next tree level.
+
+        The arguments and the result are the same as in `Levels.feed`.
         """
         device = self._session.device
         ids = tokens if isinstance(tokens, Tensor) else host.ids(tokens, device)

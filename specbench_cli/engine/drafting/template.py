@@ -74,12 +74,13 @@ class TemplateLevel:
 @renamed_members(within="truncate")
 @dataclass(frozen=True, slots=True)
 class TreeTemplate:
-    """Fixed shape of a draft tree. Three functions create templates: `tree_of_choices`,
-    `tree_of_widths` and `best_tree`.
+    """Fixed shape of a draft tree.
+
+    The functions `tree_of_choices`, `tree_of_widths` and `best_tree` create templates.
 
     Attributes:
         nodes: Nodes level by level, siblings by rank. A node is a tuple of the ranks on its path.
-        parents: Parent of each node, as in `Draft`.
+        parents: Index of each node's parent in `nodes`. `ROOT` means the root.
         fed: For each node, its index among the nodes that the draft model processes. Leaves are not
             processed and have -1.
     """
@@ -170,15 +171,16 @@ def fill(
 ) -> GrownTree:
     """Return a draft tree with the shape of a template, after the last committed token.
 
-    It takes one model call per level, including the call in `levels.begin`. The template determines
-    which children are used, so no level needs a device sync.
+    The function takes one model call per level, including the call in `levels.begin`. The template
+    determines which children are used, so no level needs a device sync.
 
     Args:
         template: Template with at most `limit` levels, where `limit` is the argument of `propose`.
             `TreeTemplate.truncate` shortens a template.
         levels: `Levels` of a draft model or head. The caller has already called its `begin`.
         first: The output that `begin` returned.
-        how: How children are chosen if the decoding rule draws tokens; see `Session.branch`.
+        how: How children are chosen if the decoding rule draws tokens: "independent",
+            "without_replacement" or "deterministic".
     """
     out = first
     tokens: list[Ids] = []

@@ -70,8 +70,10 @@ class RecurrentDecoder(ChainDecoder):
         return left, logits
 
     def _trial(self, ids: Tensor) -> float:
-        """Compare cached and uncached logits. Set `_one_by_one` if the module needs
-        single tokens."""
+        """Return the relative difference between logits computed with and without the cache.
+
+        Also set `_one_by_one` if the module needs single tokens.
+        """
         expected = self.module(input_ids=ids, use_cache=False).logits
         gap = self._trial_gap(ids, expected)
         if not gap <= self.rounding:
@@ -88,7 +90,9 @@ class RecurrentDecoder(ChainDecoder):
 
 
 def _select_logits(logits: Sequence[Tensor | None], at: LogitsAt) -> Tensor | None:
-    """Return the logits that `at` selects, from one tensor [1, 1, V] per token."""
+    """Return the logits of the tokens that `at` selects. `logits` has one tensor [1, 1, V] per
+    token.
+    """
     rows = [each for each in logits if each is not None]
     if at is None or not rows:
         return None
@@ -109,8 +113,9 @@ class Seq2SeqDecoder(ChainDecoder):
     """
 
     def split_prompt(self, ids: Sequence[int]) -> tuple[tuple[int, ...], ExtraInput | None]:
-        """Split a prompt: the encoder reads all of it, and the decoder begins with
-        the start token."""
+        """Split a prompt. The encoder reads the whole prompt, and the decoder begins with the start
+        token.
+        """
         return (self.start,), ExtraInput(ids=tuple(ids))
 
     def attach(self, state: State, source: ExtraInput, seq: int = 0) -> bool:
@@ -172,8 +177,9 @@ class Seq2SeqDecoder(ChainDecoder):
         return rows
 
     def _trial(self, ids: Tensor) -> float:
-        """Compare cached and uncached logits. Find the start token and the shapes of cached
-        tensors.
+        """Return the relative difference between logits computed with and without the cache.
+
+        Also find the start token and the shapes of cached tensors.
         """
         self.start = self._start()
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())

@@ -121,7 +121,7 @@ class ModelInput(NamedTuple):
 
     @property
     def runs_all_layers(self) -> bool:
-        """True if the forward runs all layers, without skipped ones."""
+        """True if the forward runs all layers and skips none."""
         return self.layers is None and not self.skip
 
     @property

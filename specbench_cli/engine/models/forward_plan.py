@@ -178,10 +178,10 @@ class ForwardPlan(NamedTuple):
     """Precomputed views and tables for one forward.
 
     Attributes:
-        views: Attention inputs for each layer. In a layer, one entry per attention call, which
-            covers one sequence or several.
+        views: For each layer, the inputs of its attention calls. One attention call covers one
+            sequence or several sequences.
         table: Rotary tables of all new rows.
-        sequence_views: Views of the buffers, with one entry per attention call as in `views`.
+        sequence_views: Views of the buffers, one for each attention call of a layer.
         assumes_finite: True if the masks work only when all rows are finite. If an output row is
             then not finite, the caller repeats the forward with a plan that replaces non-finite
             values.

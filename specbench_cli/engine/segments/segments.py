@@ -146,7 +146,7 @@ class Segments:
 
     def draft(self, most: int | None = None) -> Draft:
         """Draft the rest of the last segment with the draft model. If it has ended, draft the next
-        one.
+        segment.
 
         Args:
             most: Maximum number of tokens. None means up to the end of the segment.

@@ -47,7 +47,7 @@ class RequestProcessor(ABC):
                 them.
             output: Token ids of the output so far. It begins with the output of the last call.
             tokens: Token ids of the draft's nodes.
-            parents: Parents of the nodes, as in `Draft`. None for a chain.
+            parents: Index of each node's parent, -1 for the root. None for a chain.
 
         Returns:
             Logits [r, V]. Rows after a forbidden token are undefined.

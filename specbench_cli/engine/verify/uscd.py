@@ -26,9 +26,8 @@ class Contrast:
     """Combination of the logits for the full prompt and the logits for the weakened prompt.
 
     The target is unsure if the normalized standard deviation of its distribution is at most
-    `below`. The logits of such a row change: each logit z becomes z + beta (z - z_weakened), and
-    tokens with less than `floor` times the largest probability get -inf. All other rows do not
-    change.
+    `below`. Only the logits of such rows change: each logit z becomes z + beta (z - z_weakened).
+    Tokens with less than `floor` times the largest probability then get -inf.
 
     Attributes:
         beta: Strength of the contrast. 0 means no contrast.

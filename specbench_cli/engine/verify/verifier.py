@@ -147,14 +147,18 @@ class Verifier:
             raise self._with_step(fault) from None
 
     def _with_step(self, fault: ArithmeticError) -> ArithmeticError:
-        """Add the prompt and the step to an error about non-finite numbers. The
-        prefill is step 0."""
+        """Return the error with the prompt and the step added to its message.
+
+        The error is about non-finite numbers. The prefill is step 0.
+        """
         at = f"{self._prompt_id}, step {self._text.steps}"
         return ArithmeticError(f"{at}: {fault}")
 
     def _distributions(self, rows: Tensor) -> Tensor:
-        """Return the target's distributions for the accept rule. The module `accept` describes
-        them.
+        """Return the target's distributions [..., V] that the accept rule gets.
+
+        Under greedy decoding they are the softmax of the logits. Otherwise they include
+        temperature, top-k and top-p.
         """
         if self._sampling.rule != "greedy":
             return self._chooser.warp(rows)

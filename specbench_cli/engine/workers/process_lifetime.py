@@ -31,11 +31,12 @@ def exit_with_parent(parent: int) -> None:
 def block_interrupts(context: BaseContext | None = None) -> Iterator[None]:
     """Start processes in this context, so that they ignore Ctrl-C from the beginning.
 
-    A new process imports modules for seconds before it can install a signal handler. In addition,
-    new interpreters do not import modules from the working folder.
+    A new process imports modules for seconds before it can install a signal handler. In this
+    context, new interpreters also do not import modules from the working folder.
 
     Args:
-        context: The multiprocessing context that starts the process, if there is one.
+        context: The multiprocessing context that starts the process. None if the caller starts it
+            otherwise.
     """
     with ExitStack() as stack:
         if context is not None and context.get_start_method() == "spawn":

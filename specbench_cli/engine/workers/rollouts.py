@@ -288,9 +288,9 @@ class DraftWindows:
 
         Returns:
             A draft chain, and counts for `Step.extra`. "prepared" is the number of windows that
-            were prepared in advance. "reused" is 1 if this window is one of them, and "missed" is 1
-            if not. Both are 0 for the first window, and for an empty window at the end of the
-            budget.
+            were prepared in advance. "reused" is 1 if this window was prepared in advance, and
+            "missed" is 1 if not. "reused" and "missed" are 0 for the first window, and for an empty
+            window at the end of the budget.
         """
         answer = self._worker.receive()
         reused, prepared, *self.ids = answer.ints

@@ -126,7 +126,7 @@ The integer is the number of cached rows that attention reads."""
 
 
 class CudaGraphs:
-    """Function object that captures CUDA graphs on one device. It has the type `Capture`.
+    """Function object that captures CUDA graphs on one device.
 
     All graphs share memory. So the output of one graph must be copied before the next graph runs.
     """
