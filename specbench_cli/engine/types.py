@@ -104,7 +104,7 @@ class ExtraInput:
 
     ids: Input ids of an encoder.
     images: Output of the image processor ("pixel_values"). The module's forward receives it. The
-    text contains the model family's image token at each image's position.
+        text contains the model family's image token at each image's position.
     """
 
     ids: tuple[int, ...] = ()
@@ -117,7 +117,7 @@ class ModelOutput:
     """Output of a forward.
 
     logits: [b, r, V] in the decoder's dtype, one row for each requested position. None if no logits
-    were requested.
+        were requested.
     hidden: [b, n, hidden], output of the last layer that ran, before the final norm.
     aux_hidden_states: For each captured layer number, the output [b, n, hidden] of that layer.
     """
@@ -139,13 +139,13 @@ class Draft:
 
     tokens: int64 [m], target ids on the target's device. The tokens of a chain are in text order.
     parents: For each node, the index of its parent in `tokens`. -1 means the root, which is the
-    last committed token. Parents come before their children. None for a chain.
+        last committed token. Parents come before their children. None for a chain.
     draw_mode: How the tokens were chosen. "deterministic" unless they were drawn from `q`.
     q: float32 [m, V], the distribution over target ids that each token was drawn from. Siblings
-    drawn without replacement all have the distribution of the first draw, because verification
-    itself removes the earlier siblings.
+        drawn without replacement all have the distribution of the first draw, because verification
+        itself removes the earlier siblings.
     order: All nodes, in the order in which verification tests siblings. It must be the order in
-    which they were drawn. None means the order of `tokens`.
+        which they were drawn. None means the order of `tokens`.
     """
 
     tokens: Tensor
@@ -198,9 +198,9 @@ class Forward:
 
     used: False if the result of the forward was discarded.
     share: Share of the model's weights that the forward read. 1 for a full forward
-    (`Decoder.share`).
+        (`Decoder.share`).
     rows: In a batch, the number of rows of each sequence, by the sequence's index in the batch.
-    None for a sequence that is decoded alone.
+        None for a sequence that is decoded alone.
     prompt_places: Indices in the batch of the sequences whose rows belong to their prompts.
     """
 

@@ -76,7 +76,7 @@ class SelectedNodes(NamedTuple):
     ids: Token of each node.
     parents: Index of each node's parent among the nodes. `ROOT` means the root.
     fed: For each node, its index among the nodes that the draft model processed. -1 if the draft
-    model did not process the node.
+        model did not process the node.
     """
 
     ids: list[int]

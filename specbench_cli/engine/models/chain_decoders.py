@@ -70,7 +70,7 @@ class RecurrentDecoder(ChainDecoder):
         return left, logits
 
     def _trial(self, ids: Tensor) -> float:
-        """Return the relative difference between logits computed with and without the cache.
+        """Return the relative difference between this decoder's logits and the module's own logits.
 
         Also set `_one_by_one` if the module needs single tokens.
         """
@@ -177,7 +177,7 @@ class Seq2SeqDecoder(ChainDecoder):
         return rows
 
     def _trial(self, ids: Tensor) -> float:
-        """Return the relative difference between logits computed with and without the cache.
+        """Return the relative difference between this decoder's logits and the module's own logits.
 
         Also find the start token and the shapes of cached tensors.
         """
