@@ -72,9 +72,9 @@ def best_exit(alpha: Sequence[float], cost: Sequence[float], most: int) -> tuple
 class Del(Method):
     """DEL: chooses the exit layer and the draft length from the measured acceptance of each exit.
 
-    Exact because the choice to draft another token depends only on earlier steps, on tokens already
-    drawn, and on the distribution of the next token, before that token is drawn. Each token is then
-    verified against the target by speculative sampling.
+    Lossless because the choice to draft another token depends only on earlier steps, on tokens
+    already drawn, and on the distribution of the next token, before that token is drawn. Each token
+    is then verified against the target by speculative sampling.
     Differs from the paper: the cost of a draft token is its share of the weights, including the
     output matrix. In sampling, the acceptance of an exit is sum min(p, q), not token agreement. The
     authors' code was not available. Here alpha starts at one half, and the confidence threshold is

@@ -77,7 +77,7 @@ class DySpec(Method):
     that verification reaches it. A child y is drawn from R, the draft's distribution without the
     earlier siblings. It opens two slots: its own first child, with value v R(y), and the next
     sibling, with value v (1 - R(y)).
-    Exact because the method decides to fill a slot before its token is drawn. The children of a
+    Lossless because the method decides to fill a slot before its token is drawn. The children of a
     node are therefore the first draws without replacement from the draft's distribution, and
     recursive rejection tests them in that order. In greedy decoding and coupled sampling they are
     the draft's most likely tokens.

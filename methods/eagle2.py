@@ -33,7 +33,7 @@ class Eagle2Params(GrowthParams):
 class Eagle2(Method):
     """EAGLE-2: EAGLE's head drafts a dynamic tree, which grows where the head is confident.
 
-    Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
+    Lossless because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
     noise of each position). Nodes are the head's most likely tokens, not drawn at random. Each is
     accepted with the target's probability of it; in greedy decoding and coupled sampling it is
     accepted if and only if the target chooses it.

@@ -28,8 +28,8 @@ class EqSpecParams(LengthParams):
 class EqSpec(DraftModelMethod):
     """EQSPEC: batched drafting in which each sequence keeps its own accepted tokens.
 
-    Exact because every sequence has the same tokens, positions, attention and KV cache as when it
-    is decoded alone. Each is verified by speculative sampling.
+    Lossless because every sequence has the same tokens, positions, attention and KV cache as when
+    it is decoded alone. Each is verified by speculative sampling.
     Differs from the paper: there, a batch is one tensor padded on the left, and every step
     strips the padding, appends the accepted tokens and pads again (unpad, append, repad). Here
     sequences have different lengths in the batch, without padding, and no KV entry moves. The

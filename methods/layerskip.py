@@ -29,9 +29,9 @@ class LayerSkipParams(MethodParams):
 class LayerSkip(Method):
     """LayerSkip: the target's first layers draft, the others verify from their hidden states.
 
-    Exact because each draft token is verified against the target by speculative sampling, with the
-    distribution that it was drawn from. Training for early exit changes the acceptance rate only.
-    Keys, values and hidden states of the first layers are the target's own.
+    Lossless because each draft token is verified against the target by speculative sampling, with
+    the distribution that it was drawn from. Training for early exit changes the acceptance rate
+    only. Keys, values and hidden states of the first layers are the target's own.
     Differs from the authors' code: drafting does not stop at an EOS, because that check would add
     one GPU synchronisation per token. Tokens after an EOS are not committed.
 

@@ -46,7 +46,7 @@ class LookaheadParams(MethodParams):
 class Lookahead(Method):
     """Lookahead decoding: Jacobi iterations on a window of guesses yield n-grams to verify.
 
-    Exact because only n-grams from earlier steps are verified, and these depend only on earlier
+    Lossless because only n-grams from earlier steps are verified, and these depend only on earlier
     tokens. The same forward also computes the window, whose tokens are never committed.
     Differs from the authors' code: the window starts with the end of the prompt, not with random
     prompt tokens. N-grams with a common beginning share nodes. A fully accepted n-gram is followed

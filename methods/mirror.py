@@ -62,7 +62,7 @@ class Mirror(Method):
     accepted tokens and the token after them. While the target runs its remaining layers, the draft
     model prepares a window for each likely outcome of the current one. The next window is therefore
     often ready when verification ends.
-    Exact because only the output of the whole target verifies; the early exit only chooses the
+    Lossless because only the output of the whole target verifies; the early exit only chooses the
     outcomes to prepare. A prepared window is drawn from the draft's distribution after its outcome,
     independently of other windows and of the verification, and is used for that outcome only. For
     verification it is a draft like any other.

@@ -44,7 +44,7 @@ class OsdParams(MethodParams):
 class Osd(DraftModelMethod):
     """OSD: between requests, the draft model learns the target's distribution at rejected tokens.
 
-    Exact because the draft model does not change during a request. A draft token x from q is
+    Lossless because the draft model does not change during a request. A draft token x from q is
     accepted with probability min(1, p(x)/q(x)); a rejected one is replaced by a draw from
     norm(max(p - q, 0)).
     Differs from the paper's code: the loss is taken at the position of the wrong prediction, not

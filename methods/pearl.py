@@ -83,7 +83,7 @@ class PearlDrafter(Drafter):
 class Pearl(Method):
     """PEARL: the draft model keeps drafting while the target verifies its earlier tokens.
 
-    Exact because every draft token is verified as in speculative sampling, with its own random
+    Lossless because every draft token is verified as in speculative sampling, with its own random
     number. Draft tokens after a rejected one are dropped.
     Differs from the authors' code, which verifies the first two tokens of a window with the same
     random number. Here each has its own. Unverified tokens are never returned. Windows end at the

@@ -33,7 +33,7 @@ class PldParams(MethodParams):
 class Pld(Method):
     """Prompt lookup: drafts the tokens that followed an earlier occurrence of the current suffix.
 
-    Exact because the draft depends only on earlier tokens. Draft tokens are not drawn at random.
+    Lossless because the draft depends only on earlier tokens. Draft tokens are not drawn at random.
     Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
     is accepted if and only if the target chooses it.
     Differs from the author's code: suffixes longer than the text are skipped and raise no error.

@@ -44,7 +44,7 @@ class RsdCParams(MethodParams):
 class RsdC(Method):
     """RSD-C: all nodes of a level have the same number of children, drawn without replacement.
 
-    Exact because recursive rejection tests siblings in the order of their draws. Child k, x, is
+    Lossless because recursive rejection tests siblings in the order of their draws. Child k, x, is
     accepted with probability min(1, r(x) / d(x)). d is the draft's distribution q without the
     earlier siblings. r is the target's distribution p at first, and norm(max(r - d, 0)) after each
     rejection. If all children are rejected, the next token is drawn from the last r. In greedy

@@ -46,7 +46,7 @@ class RsdSParams(MethodParams):
 class RsdS(Method):
     """RSD-S: stochastic beam search draws each level of the tree, with paths without replacement.
 
-    Exact because each draw chooses a node's parent from earlier draws, and its token from the
+    Lossless because each draw chooses a node's parent from earlier draws, and its token from the
     draft's distribution q without the earlier siblings. The children of a node are therefore the
     first draws from q, and recursive rejection tests them in that order. In greedy decoding and
     coupled sampling it is plain beam search, and a child is accepted if and only if the target

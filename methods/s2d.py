@@ -50,8 +50,8 @@ class S2dParams(MethodParams):
 class S2d(DraftModelMethod):
     """S2D: the first layers of the draft model draft if they are confident, else deeper ones do.
 
-    Exact because the choice of sub-model depends only on distributions, before the token is drawn.
-    Each token is verified with the distribution of the sub-model that it was drawn from.
+    Lossless because the choice of sub-model depends only on distributions, before the token is
+    drawn. Each token is verified with the distribution of the sub-model that it was drawn from.
     Differs from the paper, which does not say what a layer reads where earlier tokens skipped it:
     here a layer first processes all hidden states of the tokens that skipped it. All exits share
     one threshold.

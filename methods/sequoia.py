@@ -73,7 +73,7 @@ class BestTrees:
 class Sequoia(Method):
     """Sequoia: the best static tree for the measured acceptance rate of each rank.
 
-    Exact because the shape of the tree depends only on earlier steps. Children are drawn without
+    Lossless because the shape of the tree depends only on earlier steps. Children are drawn without
     replacement and tested in that order by recursive rejection. In greedy decoding and coupled
     sampling a child is accepted if and only if the target chooses it.
     Differs from the authors' code: acceptance is measured in the first steps of a run. Every step

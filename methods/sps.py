@@ -31,7 +31,7 @@ class SpsParams(AcceptParams, LengthParams):
 class Sps(DraftModelMethod):
     """Speculative sampling: a draft model drafts a chain, the target verifies it in one forward.
 
-    Exact because a draft token x from q is accepted with probability min(1, p(x)/q(x)), and a
+    Lossless because a draft token x from q is accepted with probability min(1, p(x)/q(x)), and a
     rejected one is replaced by a draw from norm(max(p - q, 0)): the result follows p. In greedy
     decoding and coupled sampling a draft token is accepted if and only if the target chooses it.
     Differs from the papers: nothing. q is the draft's distribution under the target's temperature,

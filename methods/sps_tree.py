@@ -66,7 +66,7 @@ class SpsTreeParams(MethodParams):
 class SpsTree(Method):
     """Tree speculative sampling: a draft model drafts a token tree for one target forward.
 
-    Exact because children are tested in the order of their draws (SpecInfer's multi-step
+    Lossless because children are tested in the order of their draws (SpecInfer's multi-step
     speculative sampling). Each is tested against the residual of the target's distribution after
     the earlier ones, and the token after the last rejection is drawn from the final residual.
     Children that are not drawn (the most likely ones) are accepted with the target's probability of

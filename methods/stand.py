@@ -53,7 +53,7 @@ class StandParams(MethodParams):
 class Stand(Method):
     """STAND: drafts from the mean of the target's distributions after the same n-gram.
 
-    Exact because siblings are drawn without replacement from the distribution that verification
+    Lossless because siblings are drawn without replacement from the distribution that verification
     uses, and tested in the order of their draws. The number of children of a node depends only on
     its path. In greedy decoding and coupled sampling a child is accepted if and only if the target
     chooses it.

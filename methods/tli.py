@@ -30,7 +30,7 @@ class TliParams(MethodParams):
 class Tli(Method):
     """TLI: a draft model with another tokenizer draws from the tokens of both vocabularies.
 
-    Exact because q, the draft's distribution over the shared tokens, is a distribution over the
+    Lossless because q, the draft's distribution over the shared tokens, is a distribution over the
     target's vocabulary. A token x from q is accepted with probability min(1, p(x)/q(x)), and a
     rejected one is replaced by a draw from norm(max(p - q, 0)).
     Differs from the paper: temperature, top-k and top-p apply to the remaining logits, so that

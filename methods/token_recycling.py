@@ -44,8 +44,8 @@ class TokenRecyclingParams(MethodParams):
 class TokenRecycling(Method):
     """Token Recycling: drafts a tree from earlier candidates of the target after each token.
 
-    Exact because the tree depends only on earlier tokens. Its tokens are not drawn at random. Each
-    is accepted with the target's probability of it.
+    Lossless because the tree depends only on earlier tokens. Its tokens are not drawn at random.
+    Each is accepted with the target's probability of it.
     Differs from the authors' code, which supports only greedy decoding: the tree has the same size,
     depth and width, and is built as in Medusa. If several nodes of a step have the same token, the
     candidates at the last of them are stored; their code stores those of any. Candidates of the

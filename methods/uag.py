@@ -42,7 +42,7 @@ class UagParams(MethodParams):
 class Uag(Method):
     """UAG: a draft model with any tokenizer writes text, which is tokenized for the target.
 
-    Exact because a draft token is accepted if and only if the target chooses the same token,
+    Lossless because a draft token is accepted if and only if the target chooses the same token,
     greedily or by its own random draw.
     Differs from the sources: the draft model decodes greedily at every temperature. Draft tokens
     are matched to the committed text by their bytes; transformers compares windows of tokens.

@@ -51,7 +51,7 @@ can write `specbench.yaml` and know which source takes precedence.
 Every option of `specbench run` can also be a key of a YAML file or an environment variable. If \
 several sources set an option, the first of these takes precedence:
 
-1. an option on the command line, and `--set METHOD.PARAMETER=VALUE`
+1. the command line: options and `--set METHOD.PARAMETER=VALUE`
 2. an environment variable `SPECBENCH_*`
 3. the file of `--config FILE`
 4. `specbench.yaml` in the working folder

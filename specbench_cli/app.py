@@ -84,7 +84,7 @@ MAX_TRACE_LENGTH = 20_000
 """Maximum number of characters of a traceback that are printed or logged."""
 
 app = typer.Typer(
-    help="Benchmark speculative decoding: speed, acceptance, and equality of outputs.",
+    help="Benchmark speculative decoding: speed, acceptance, and whether outputs equal vanilla's.",
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": HELP},

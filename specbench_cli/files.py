@@ -78,7 +78,8 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
     """Return the content of a file, which may be an endless device (`/dev/zero`) or a pipe.
 
     Args:
-        most: maximum size in bytes.
+        path: The file.
+        max_bytes: Maximum size in bytes.
 
     Raises:
         OSError: the file cannot be read, is too large, or is a pipe that sends no data in time.

@@ -48,7 +48,7 @@ class ChimeraParams(MethodParams):
 class Chimera(Method):
     """Chimera: drafts from the last three tokens and the target's hidden states of the text.
 
-    Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
+    Lossless because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
     noise of each position). Nodes are the draft model's most likely tokens, not drawn at random.
     Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
     is accepted if and only if the target chooses it.

@@ -67,7 +67,7 @@ class CloverNode(NamedTuple):
 class Clover(Method):
     """Clover: regressive attention over drafted tokens, and a tree pruned to a budget.
 
-    Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
+    Lossless because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
     noise of each position). Nodes are the most likely tokens at their parent, not drawn at random.
     Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
     is accepted if and only if the target chooses it. With `accept=typical` the method is not exact,

@@ -42,10 +42,11 @@ class DFlashParams(MethodParams):
 class DFlash(Method):
     """DFlash: a block of masks, conditioned on the target's features, is denoised in one forward.
 
-    Exact because each token is drawn from the distribution q at its own position, which depends on
-    the committed text and on no other draft token. Speculative sampling accepts it with probability
-    min(1, p(x)/q(x)) and replaces a rejected one by a draw from norm(max(p - q, 0)). In greedy
-    decoding and coupled sampling a draft token is accepted if and only if the target chooses it.
+    Lossless because each token is drawn from the distribution q at its own position, which depends
+    on the committed text and on no other draft token. Speculative sampling accepts it with
+    probability min(1, p(x)/q(x)) and replaces a rejected one by a draw from norm(max(p - q, 0)). In
+    greedy decoding and coupled sampling a draft token is accepted if and only if the target chooses
+    it.
     Differs from the authors' code: near the end of the token budget the whole block is denoised, as
     in training, and only the tokens that fit the budget are proposed.
 

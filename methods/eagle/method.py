@@ -61,7 +61,7 @@ class EagleParams(MethodParams):
 class Eagle(Method):
     """EAGLE: a one-layer head predicts the target's next features, and drafts a static tree.
 
-    Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
+    Lossless because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
     noise of each position). Nodes are the head's most likely tokens, not drawn at random. Each is
     accepted with the target's probability of it; in greedy decoding and coupled sampling it is
     accepted if and only if the target chooses it.

@@ -33,7 +33,7 @@ class Eagle3Params(GrowthParams):
 class Eagle3(Method):
     """EAGLE-3: a head on three target layers, trained on its own drafts, drafts a dynamic tree.
 
-    Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
+    Lossless because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
     noise of each position). Nodes are the head's most likely tokens, not drawn at random. Each is
     accepted with the target's probability of it; in greedy decoding and coupled sampling it is
     accepted if and only if the target chooses it. Tokens outside the head's draft vocabulary are

@@ -314,7 +314,7 @@ class InferenceServer:
 
         Args:
             request: The request.
-            now: Function that returns the current time in ns.
+            now_ns: Function that returns the current time in ns.
 
         Raises:
             EnvironmentFault: The request failed.
@@ -341,6 +341,6 @@ class InferenceServer:
         before, self._totals = self._totals, self.kind.read_totals(self._client)
         if before is not None and self._totals is not None:
             drafted, accepted = (
-                now_ns - was for now_ns, was in zip(self._totals, before, strict=True)
+                after - earlier for after, earlier in zip(self._totals, before, strict=True)
             )
             reply.drafted, reply.accepted = max(0, drafted), max(0, accepted)

@@ -72,7 +72,7 @@ class FalconParams(MethodParams):
 class Falcon(Method):
     """Falcon: a head predicts a block of features per pass, and drafts a tree block by block.
 
-    Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
+    Lossless because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
     noise of each position). Nodes are the head's most likely tokens, not drawn at random. Each is
     accepted with the target's probability of it; in greedy decoding and coupled sampling it is
     accepted if and only if the target chooses it.

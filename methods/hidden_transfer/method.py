@@ -40,7 +40,7 @@ class HiddenTransferParams(MethodParams):
 class HiddenTransfer(Method):
     """Hidden Transfer: pseudo hidden states from a middle layer predict several tokens ahead.
 
-    Exact because no token attends to a pseudo hidden state, and the tree depends only on earlier
+    Lossless because no token attends to a pseudo hidden state, and the tree depends only on earlier
     tokens. Each node is accepted with the target's probability of it; in greedy decoding and
     coupled sampling it is accepted if and only if the target chooses it.
     Differs from the paper, whose code is not public: all steps start from the same layer. The tree

@@ -44,7 +44,7 @@ class HydraParams(AcceptParams, TreeParams):
 class Hydra(Method):
     """Hydra: heads on the target's last hidden state and the drafted tokens fill a static tree.
 
-    Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
+    Lossless because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
     noise of each position). Nodes are the most likely tokens at their parent, not drawn at random.
     Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
     is accepted if and only if the target chooses it. In sampling with `children=drawn`, siblings

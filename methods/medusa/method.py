@@ -42,9 +42,9 @@ class MedusaParams(AcceptParams, TreeParams):
 class Medusa(Method):
     """Medusa: each head predicts one of the next tokens, and their candidates fill a static tree.
 
-    Exact because the tree depends only on earlier tokens. A node is one of its head's most likely
-    tokens, not drawn at random. It is accepted with the target's probability of it; in greedy
-    decoding and coupled sampling it is accepted if and only if the target chooses it.
+    Lossless because the tree depends only on earlier tokens. A node is one of its head's most
+    likely tokens, not drawn at random. It is accepted with the target's probability of it; in
+    greedy decoding and coupled sampling it is accepted if and only if the target chooses it.
     `accept=typical` is the paper's rule at temperatures above zero. It is not exact, and specbench
     reports it as lossy.
     Differs from the authors' code: without typical acceptance, verification uses the target's own

@@ -50,7 +50,7 @@ class MtpParams(LengthParams):
 class Mtp(Method):
     """Multi-token prediction (MTP): a layer trained with the target drafts a chain of tokens.
 
-    Exact because each token is drawn from the layer's distribution q, and verified like a draft
+    Lossless because each token is drawn from the layer's distribution q, and verified like a draft
     model's token: it is accepted with probability min(1, p(x)/q(x)), and a rejected one is replaced
     by a draw from norm(max(p - q, 0)). In greedy decoding and coupled sampling it is accepted if
     and only if the target chooses it.

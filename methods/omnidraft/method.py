@@ -37,10 +37,10 @@ class OmniDraft(Method):
     """OmniDraft: draft tokens that together have the text of a target token are drafted as it.
 
     The cache contains n-grams: sequences of draft tokens with the text of one target token.
-    Exact because q is the distribution that a token is drawn from. The longest cached n-gram at the
-    start of the draft model's continuation becomes one target token. Without an n-gram, the first
-    draft token is used. A token x is accepted with probability min(1, p(x)/q(x)); a rejected one is
-    replaced by a draw from norm(max(p - q, 0)).
+    Lossless because q is the distribution that a token is drawn from. The longest cached n-gram at
+    the start of the draft model's continuation becomes one target token. Without an n-gram, the
+    first draft token is used. A token x is accepted with probability min(1, p(x)/q(x)); a rejected
+    one is replaced by a draw from norm(max(p - q, 0)).
     Differs from the paper: the probability of an n-gram is subtracted from that of the token that
     begins it. Only n-grams along the draft model's most likely tokens are considered, because
     others need further forwards. N-grams of the prompt are cached too. The draft model does not

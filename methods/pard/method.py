@@ -40,10 +40,10 @@ class PardParams(MethodParams):
 class Pard(Method):
     """PARD: a draft model adapted to mask tokens drafts a whole chain in one forward.
 
-    Exact because each token is drawn from the distribution q at its own position, which depends on
-    the committed text and on no other draft token. It is accepted with probability
-    min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)). In greedy
-    decoding and coupled sampling a draft token is accepted if and only if the target chooses it.
+    Lossless because each token is drawn from the distribution q at its own position, which depends
+    on the committed text and on no other draft token. It is accepted with probability min(1,
+    p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)). In greedy decoding
+    and coupled sampling a draft token is accepted if and only if the target chooses it.
     Differs from the authors' code, which supports only greedy decoding. No draft exceeds the
     remaining token budget. The draft is an artifact of the target (`pard.head`), independent of the
     run's draft model.

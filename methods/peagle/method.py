@@ -41,11 +41,11 @@ class PEagleParams(MethodParams):
 class PEagle(Method):
     """P-EAGLE: EAGLE-3's head with masks after the text drafts a whole chain in one forward.
 
-    Exact because each token is drawn from the distribution q at its own position, which depends on
-    the committed text and on no other draft token. It is accepted with probability
-    min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)). In greedy
-    decoding and coupled sampling a draft token is accepted if and only if the target chooses it.
-    Tokens outside the head's draft vocabulary are never drafted.
+    Lossless because each token is drawn from the distribution q at its own position, which depends
+    on the committed text and on no other draft token. It is accepted with probability min(1,
+    p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)). In greedy decoding
+    and coupled sampling a draft token is accepted if and only if the target chooses it. Tokens
+    outside the head's draft vocabulary are never drafted.
     Differs from the paper: heads have one layer. No draft exceeds the remaining token budget.
 
     One step:

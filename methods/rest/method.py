@@ -50,7 +50,7 @@ class RestParams(MethodParams):
 class Rest(Method):
     """REST: drafts a tree of the most frequent continuations of the current suffix in a datastore.
 
-    Exact because the tree depends only on the text and on a datastore that does not change. Its
+    Lossless because the tree depends only on the text and on a datastore that does not change. Its
     tokens are not drawn at random. Each is accepted with the target's probability of it.
     Differs from the authors' code, which draws again for every path that shares a node, so that its
     sampled outputs do not follow the target's distribution. Equally frequent prefixes are ordered

@@ -78,9 +78,9 @@ class SamParams(MethodParams):
 class Sam(Method):
     """SAM-Decoding: drafts the tokens after the longest earlier match, found with suffix automata.
 
-    Exact because the draft, and the choice whether a model drafts instead, depend only on earlier
-    tokens. Retrieved tokens and the tokens of EAGLE's head are not drawn at random. Tokens of a
-    draft model are verified with the distribution that they were drawn from.
+    Lossless because the draft, and the choice whether a model drafts instead, depend only on
+    earlier tokens. Retrieved tokens and the tokens of EAGLE's head are not drawn at random. Tokens
+    of a draft model are verified with the distribution that they were drawn from.
     Differs from the authors' code: the second automaton, the static one in the paper, covers
     earlier outputs of the run, not a corpus, and yields a chain. A chain ends where its source text
     ends, and is not padded. The model is any draft model, or EAGLE's head with a chain instead of
@@ -112,7 +112,7 @@ class Sam(Method):
 
     @property
     def requirements(self) -> frozenset[str]:
-        """What the method needs: a draft model, a head, or nothing."""
+        """Assets that the method needs: a draft model, a head, or nothing."""
         words = {"nothing": (), "draft": ("draft",), "eagle": ("head",)}
         return frozenset(words[self.params.beside])
 

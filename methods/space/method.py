@@ -39,7 +39,7 @@ class SpaceParams(MethodParams):
 class Space(Method):
     """SPACE: a target tuned to fill masks verifies a draft and drafts the next in one forward.
 
-    Exact because no token attends to a mask, and each draft token is drawn from its mask's
+    Lossless because no token attends to a mask, and each draft token is drawn from its mask's
     distribution q, which depends on no other draft token. It is accepted with probability
     min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)). In greedy
     decoding and coupled sampling a draft token is accepted if and only if the target chooses it.

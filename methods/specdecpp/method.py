@@ -49,7 +49,7 @@ class SpecDecPPParams(MethodParams):
 class SpecDecPP(DraftModelMethod):
     """SpecDec++: a trained head predicts acceptance; drafting stops once a rejection is likely.
 
-    Exact because the decision to continue depends only on the draft model, and is made after a
+    Lossless because the decision to continue depends only on the draft model, and is made after a
     token is kept. Kept tokens therefore follow the distribution q that verification uses. The draft
     tokens are the same as those of the authors' code.
 

@@ -88,7 +88,7 @@ class StagedParams(MethodParams):
 class Staged(Method):
     """Staged speculative decoding: the draft model has its own draft model, and drafts a tree.
 
-    Exact because the tree is verified like any other. The lower stages only change how many
+    Lossless because the tree is verified like any other. The lower stages only change how many
     forwards the draft model needs for the tokens that it would generate alone. These tokens are the
     most likely ones, not drawn at random. With `draw_mode=without_replacement` they are drawn from
     its distribution.

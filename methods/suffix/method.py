@@ -65,7 +65,7 @@ class Suffix(Method):
 
     A pattern is a suffix of the text that occurred before. A longer pattern gives a longer draft.
 
-    Exact because the draft depends only on earlier tokens. Draft tokens are not drawn at random.
+    Lossless because the draft depends only on earlier tokens. Draft tokens are not drawn at random.
     Each is accepted with the target's probability of it.
     Differs from the authors' code (ArcticInference): patterns up to the whole text are tried; the
     loop there excludes the longest. Among equally frequent continuations the first is drafted. The

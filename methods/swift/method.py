@@ -67,7 +67,7 @@ class SwiftParams(SearchParams):
 class Swift(Method):
     """SWIFT: the target drafts without some sublayers, which a search selects during decoding.
 
-    Exact because the skipped sublayers depend only on earlier steps. Children drawn without
+    Lossless because the skipped sublayers depend only on earlier steps. Children drawn without
     replacement are tested in that order by recursive rejection; chosen children are accepted if and
     only if the target chooses them.
     Differs from the authors' code: tokens of fully accepted drafts also follow the warped

@@ -116,7 +116,7 @@ def _measure(
     """Run the measurement, or resume it, and return the method's quality by task family."""
     from specbench_cli.commands._progress import make_progress
     from specbench_cli.config.run import RunConfig
-    from specbench_cli.measure import run as execute
+    from specbench_cli.measure.run import measure_run, resume_run, start_run
     from specbench_cli.store.run_dir import RunDir
 
     params: dict[str, dict[str, Any]] = {BASELINE: {}, measurement.method: {}}
@@ -137,10 +137,10 @@ def _measure(
     folder = out / measurement.name.replace(" ", "-")
     with make_progress(json=False, dry_run=False, part=False) as view:
         if (folder / "manifest.json").is_file():
-            plan, run_dir = execute.resume_run(folder, view)
+            plan, run_dir = resume_run(folder, view)
         else:
-            plan, run_dir = execute.start_run(config, {}, folder, view)
-        execute.measure_run(plan, run_dir, view)
+            plan, run_dir = start_run(config, {}, folder, view)
+        measure_run(plan, run_dir, view)
     found = summarise_by_family(RunDir.open(folder).records(), measurement.method)
     return {
         family: {

@@ -17,50 +17,59 @@ DECLARATIONS = "declarations"
 
 
 COMPARISONS: Mapping[str, tuple[str, str]] = {
-    "declarations": ("what the class declares with what its code did", "no contradiction"),
+    "declarations": ("what the code of the method did", "no contradiction to its class attributes"),
     "distribution": (
-        "the distribution of the first tokens, late levels and late tokens under rejection and"
-        " block verification, over all outcomes, with the target's",
-        "total variation 1e-9",
+        "distribution of the first tokens, and of tokens late in a draft or text, under rejection"
+        " and block, over all random outcomes",
+        "the target's distribution; total variation at most 1e-9",
     ),
     "acceptance": (
-        "accepted draft tokens with sum min(p, q), over the same outcomes",
-        "1e-9 tokens",
+        "mean number of accepted draft tokens, over the same outcomes",
+        "sum min(p, q); at most 1e-9 tokens off",
     ),
-    "tokens": ("greedy and coupled outputs with the table's own", "equal"),
-    "grammar": ("greedy and coupled outputs under a grammar with the table's own", "equal"),
-    "order": ("outputs and steps of a pass with those of each prompt alone", "equal"),
-    "batch": ("outputs and steps in a batch with those of each sequence alone", "equal"),
-    "states": ("the rows of all states with the text, after every step", "equal"),
-    "counters": ("what a step reports with what was scored, verified and committed", "equal"),
-    "clock": ("clock, forwards and helpers of the session with those seen from outside", "equal"),
-    "recurrent": ("outputs and states of recurrent models with the table's own", "equal"),
+    "tokens": ("greedy and coupled outputs", "the tokens that the table determines"),
+    "grammar": (
+        "greedy and coupled outputs under a grammar",
+        "the tokens that the table and the grammar determine",
+    ),
+    "order": (
+        "outputs and steps when prompts are decoded one after another, in two orders",
+        "equal to those of each prompt alone",
+    ),
+    "batch": ("outputs and steps in a batch", "equal to those of each sequence alone"),
+    "states": ("rows of all model states, after every step", "the tokens of the text"),
+    "counters": ("numbers that a step reports", "what was scored, verified and committed"),
+    "clock": (
+        "time, forwards and worker threads or processes that the session reports",
+        "equal to those that the audit observes from outside",
+    ),
+    "recurrent": ("outputs and states of recurrent models", "those that the table determines"),
     "twin draft": (
-        "accepted tokens with all, or with sum min(p, q), where the draft is the target",
-        "all; 6 standard deviations",
+        "number of accepted tokens if the draft model equals the target",
+        "all tokens; under rejection sum min(p, q), at most 6 standard deviations off",
     ),
     "mixed draft": (
-        "accepted tokens after accepted and rejected drafts with the draft's correct tokens",
-        "equal",
+        "number of accepted tokens if some draft tokens are right, after accepted and rejected"
+        " drafts",
+        "equal to the number of right tokens",
     ),
-    "useless draft": ("accepted tokens with none, where the draft cannot be right", "none"),
-    "repeating text": ("accepted tokens with all, where a text repeats itself", "all"),
+    "useless draft": ("number of accepted tokens if every draft token is wrong", "none"),
+    "repeating text": ("number of accepted tokens if the text repeats itself", "all tokens"),
     "generator": (
-        "4,000 sampled tokens of a Markov chain with its distribution; outputs of another pass,"
-        " seed and prompt with the first one",
-        "p = 1e-6; not equal",
+        "4,000 sampled tokens of a Markov chain; outputs of another repeat, seed and prompt",
+        "the chain's distribution, p-value at least 1e-6; outputs that differ",
     ),
-    "model": ("outputs of a tiny Llama with transformers'", "equal"),
+    "model": ("outputs of a tiny Llama", "equal to those of transformers"),
     "caches": (
-        "cached rows of a tiny Llama with those of one forward",
-        "1e-5 of the largest number",
+        "cached rows of a tiny Llama",
+        "those of one forward over the whole text; at most 1e-5 of the largest number off",
     ),
     "embedded": (
-        "800 sampled tokens of the shipped pair with the target's distribution, in two orders",
-        "p = 1e-6 each",
+        "800 sampled tokens of the embedded models",
+        "the target's distribution, p-value at least 1e-6 in two tests",
     ),
 }
-"""Comparison and bound of each check, by the name of its finding."""
+"""What each check measures, and what it expects, by the name of its finding."""
 
 
 def format_distinct(a: float, b: float) -> tuple[str, str]:

@@ -26,20 +26,24 @@ EPILOG = "\n\n".join(
     (
         "Examples:",
         *EXAMPLES,
-        "Results: PASSED; BROKEN: the output violates the method's guarantee; MISDECLARED: the"
-        " class declares what the code does not do; FAULTY: outputs are correct, but states,"
-        " counters or speed are not. All but PASSED give exit code 1.",
+        "Verdicts with exit code 0: PASSED; NO CLAIM: a lossy method, all possible checks passed;"
+        " AGREES or DIFFERS: a method of another program, whose outputs equal the target's or not.",
+        "Verdicts with exit code 1: BROKEN: the output violates the method's guarantee;"
+        " MISDECLARED: the class declares what the code does not do; FAULTY: outputs are right, but"
+        " states, counters, clock or acceptance are wrong; NOT SHOWN: no case could test the"
+        " guarantee.",
     )
 )
 
 
 @parsed_command("specbench_cli.config.commands:AuditOptions")
 def audit(options: AuditOptions) -> ExitCode:
-    """Check the guarantees of methods on small models.
+    """Check on small models that methods keep their promises, such as lossless output.
 
-    For models with a table of probabilities, all random outcomes of a method are enumerated. This
-    gives the exact distribution of its output. Greedy and coupled outputs, caches, counters and
-    acceptance rates are checked with these models and with a tiny Llama.
+    Most checks use toy models, whose next-token probabilities are a small table. All random
+    outcomes of a method can then be enumerated, which gives the exact distribution of its output.
+    Greedy and coupled outputs (see --verify of `specbench run`), caches, counters and acceptance
+    are checked with these models and with a tiny Llama.
     """
     names = _select_methods(options.methods, options.every, options.plugins)
     from specbench_cli.judge.broken import CERTIFICATES

@@ -26,7 +26,7 @@ EXAMPLES = (
     "specbench compare main last --to markdown >> $GITHUB_STEP_SUMMARY",
     "specbench compare main last --format tsv",
     "specbench compare main last --to markdown,junit,json -o compared",
-    "specbench compare base new",
+    "specbench compare base/ new/",
     "specbench compare --save main last",
     "specbench compare --over-time results/runs/* -o trend",
 )
@@ -45,9 +45,10 @@ SIDES = "specbench compare BASE NEW"
 def compare(options: CompareOptions) -> ExitCode:
     """Compare two runs method by method, and fail on regressions.
 
-    Tokens and counters must be equal if machine and versions are the same; otherwise verdicts are
-    compared. Times are compared only between runs of one machine. A slowdown counts if it is
-    significant and larger than --tolerance. To detect small changes, alternate the runs with
+    If machine, versions and settings are the same, output tokens and counters (steps, drafted and
+    accepted tokens) must be equal. Otherwise, lossless methods must still pass the check against
+    vanilla, and their counters may differ for one prompt or 1% of them. Times are compared only
+    between runs of one machine. To detect small slowdowns, run both sides with
     `specbench run --in-turn`.
     """
     if options.save is not None and options.over_time:

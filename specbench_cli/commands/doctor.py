@@ -68,8 +68,8 @@ def _show(checks: list[HealthCheck], works: bool) -> None:
         width = output.console(stderr=False).width
         for check in checks:
             if check.status != "ok":
-                what, mend = f"{check.name}: prevents {check.prevents}", f"fix: {check.mend}"
-                lines = [*output.wrap(what, width), *output.wrap(mend, width, "  ", "    ")]
+                problem, fix = f"{check.name}: affects {check.prevents}", f"fix: {check.mend}"
+                lines = [*output.wrap(problem, width), *output.wrap(fix, width, "  ", "    ")]
                 output.data("\n".join(["", *lines]))
         output.data("")
     if not works:

@@ -30,9 +30,10 @@ EPILOG = "\n\n".join(
 def export(options: ExportOptions) -> ExitCode:
     """Export a run to Inspect AI, lm-evaluation-harness, Weights & Biases or MLflow.
 
-    An output's score is 1 if it equals vanilla's output, else 0. A score of the task is added if
-    there is one. Speedups are stored as metadata. No data leaves this machine, unless
-    MLFLOW_TRACKING_URI names a server.
+    At least one of --inspect, --lm-eval, --wandb and --mlflow is needed. Each output has the score
+    same_output: 1 if it equals vanilla's output or differs only at a near-tie, else 0. If the task
+    scores answers, the output also has that score. Speedups are stored as metadata. No data leaves
+    this machine, unless MLFLOW_TRACKING_URI names a server.
     """
     formats = [flag.removeprefix("--") for flag in options.changed_flags("inspect", "lm_eval")]
     trackers = [flag.removeprefix("--") for flag in options.changed_flags("wandb", "mlflow")]

@@ -41,7 +41,10 @@ class Listing(NamedTuple):
 
 @parsed_command("specbench_cli.config.commands:ListOptions")
 def list_(options: ListOptions) -> None:
-    """List methods, tasks, models, runs, model shapes or hardware, or show one of them."""
+    """List methods, tasks, models, runs, or names for `specbench predict`, or show one of them.
+
+    The names for `specbench predict` are model shapes (--shape) and hardware (--hardware).
+    """
     kind, name = options.kind, options.name
     if (options.markdown or options.families) and (
         kind != "methods" or name is not None or options.as_json

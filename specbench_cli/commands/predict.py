@@ -36,22 +36,22 @@ EPILOG = "\n\n".join(
     (
         "Examples:",
         *EXAMPLES,
-        "Costs are stored in the cache folder ($SPECBENCH_CACHE, else the user's), separately for"
-        " each machine, models, device, dtype and number of threads. The costs with the run's"
-        " settings are used. The speed of a machine can change by a third within minutes:"
-        " specbench run --probe N measures costs between the prompts of the run, and they are"
-        " preferred.",
+        "--probe stores costs in the cache folder ($SPECBENCH_CACHE, by default"
+        " ~/.cache/specbench). Each combination of machine, models, device, dtype and number of"
+        " threads has its own file. A prediction reads the file that matches the run. If the run"
+        " measured costs itself (specbench run --probe N), the prediction uses those. They are"
+        " more accurate, because a machine's speed can change by a third within minutes.",
     )
 )
 
 
 @parsed_command("specbench_cli.config.predict:PredictOptions")
 def predict(options: PredictOptions) -> ExitCode:
-    """Predict the decode times of a run from the costs of single forwards.
+    """Predict the decode times of a run from the times of single forward passes.
 
-    First measure the costs with --probe (one or two minutes for the shipped models). Then give RUN
-    to replay it forward by forward at these costs. With --hardware, replay it on the roofline model
-    of an accelerator.
+    First measure these times (the costs) with --probe. This takes one or two minutes for the
+    embedded models. Then pass RUN: each of its recorded forward passes gets the time that the probe
+    measured. With --hardware, the times come from a roofline model of an accelerator instead.
     """
     if sum((options.run is not None, options.probe, options.compare is not None)) != 1:
         raise UsageError(

@@ -24,8 +24,11 @@ def publish(options: PublishOptions) -> ExitCode:
     """Publish runs in a gallery of static HTML pages with a leaderboard.
 
     The leaderboard has sections by target, task, machine, settings and guarantee. Each run gets a
-    page with its figure, table and full report; publishing it again replaces the page. Runs that
-    are unfinished, broken, noisy or combined are refused.
+    page with its figure, table and full report; publishing it again replaces the page.
+
+    A run is refused if it is not finished, if outputs failed or a method is broken, if other
+    programs disturbed its times, if the program or the machine changed while it ran, if it has
+    several targets, if all outputs are replayed or made by random weights, or if it has no speedup.
     """
     from specbench_cli.report.gallery.checks import check_publishable
     from specbench_cli.report.gallery.gallery import publish as add

@@ -46,12 +46,14 @@ _SETTINGS = options.OptionSubset(
             "help": "Methods to choose from. Lossy methods must be named.",
             "default": "all lossless methods that can run here",
         },
-        "tasks": {"help": "Task names, or files with your own requests."},
+        "tasks": {"help": "Task names, or files with your own prompts."},
         "target": {},
         "draft": {},
         "limit": {"default": "all"},
         "category": {},
-        "set": {"help": "Fix a method parameter, e.g. sps.length=7, instead of searching it."},
+        "set": {
+            "help": "Set a method parameter, e.g. sps.length=7. The search does not change it."
+        },
         "plugins": {"help": "Load methods from a Python file. Name them with -m."},
         "temperature": {},
         "top_p": {},
@@ -60,7 +62,7 @@ _SETTINGS = options.OptionSubset(
             "help": "Verification rule above temperature 0, as in specbench run.",
             "choices": ("rejection", "coupled", "block"),
         },
-        "max_new_tokens": {"default": "the request's or task's"},
+        "max_new_tokens": {"default": "the prompt's or task's"},
         "batch": {},
         "raw": {},
         "seed": {"help": "Random seed, also for the order of candidates."},
@@ -79,8 +81,8 @@ def recommend(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
 
     Tries all methods that can run here on a few prompts, then the better half on twice as many,
     and so on (successive halving). Confirms the best one on prompts that the search did not use.
-    Reports if no method is faster. Also models batches and other machines, and prints settings for
-    other engines.
+    If no method is faster than vanilla, the result says so. Also predicts times for larger batches
+    and other machines, and prints settings for other engines.
     """
     from specbench_cli.config.recommend import RecommendInvocation
 

@@ -57,8 +57,8 @@ EPILOG = "\n\n".join(
         "Profiles:",
         *(f"{name}: {about}." for name, about in PROFILES.items()),
         "Options can also be set in the environment (SPECBENCH_OPTION) and in a YAML file."
-        " Precedence: option, --set, environment, --config file, ./specbench.yaml, profile,"
-        " default.",
+        " Precedence: command line (options and --set), environment, --config file,"
+        " ./specbench.yaml, profile, default.",
     )
 )
 
@@ -68,10 +68,11 @@ DEFAULT_CANDIDATES = "8"
 
 @options.command("specbench_cli.config.run:RunConfig", "specbench_cli.config.run:RunInvocation")
 def run(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
-    """Measure methods on prompts: speedup, acceptance, equality of outputs, time per phase.
+    """Measure the speedup and acceptance of methods, and whether outputs equal vanilla's.
 
-    Vanilla decoding is always measured too. Without options, run a short benchmark of the embedded
-    models on 12 prompts.
+    The report also has the time of each phase (draft, verify and others). Vanilla decoding is
+    always measured too. Without options, run a short benchmark on 12 prompts, with the embedded
+    models: small models that are part of specbench.
     """
     from specbench_cli.config.run import RunInvocation
 

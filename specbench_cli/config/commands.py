@@ -39,8 +39,8 @@ class ReportOptions(CommandOptions):
         Option(
             ARGUMENTS,
             "RUN",
-            "Run folders, or `last`. Several runs make one report. Also answer files of Spec-Bench"
-            " (.jsonl), vanilla's first.",
+            "Run folders, or `last`. Several runs make one report. Instead of runs, answer files of"
+            " Spec-Bench (.jsonl) are possible; vanilla's file comes first.",
         ),
     ]
     also: Annotated[
@@ -48,7 +48,8 @@ class ReportOptions(CommandOptions):
         Option(
             CONTENT,
             "spec-bench",
-            "Add figures computed with Spec-Bench's formulas; with --to, also its answer files.",
+            "Add metrics as the benchmark Spec-Bench computes them (arXiv:2401.07851). With --to,"
+            " also write files in its answer format.",
         ),
     ] = None
     force: Annotated[
@@ -134,8 +135,10 @@ class CompareOptions(CommandOptions):
         Option(
             GATE,
             "OUTCOMES",
-            "Outcomes that fail the comparison (exit code 1), separated by commas: broken,"
-            " changed-output, mat, slower, missing, faster, new, or none.",
+            "Outcomes that fail the comparison (exit code 1), separated by commas, or none. broken:"
+            " an output that failed or was wrong only in NEW. changed-output: other tokens. mat:"
+            " the same tokens with other counters. slower, faster: significantly, and by more than"
+            " --tolerance. missing: a method only in BASE. new: a method only in NEW.",
         ),
     ] = "broken,changed-output,mat,slower"
     save: Annotated[
@@ -151,12 +154,17 @@ class CompareOptions(CommandOptions):
         Option(
             BASELINES,
             None,
-            "Show how the figures changed over the given runs (default: all runs).",
+            "Show how the metrics changed over the given runs (default: all runs).",
         ),
     ] = False
     to: Annotated[
         str | None,
-        Option(OUTPUT, "FORMATS", "Print or write markdown, junit, json, separated by commas."),
+        Option(
+            OUTPUT,
+            "FORMATS",
+            "Documents instead of a table: markdown, junit, json (indented), separated by"
+            " commas. One document is printed, or written to --out. Several need --out.",
+        ),
     ] = None
     out: Annotated[
         Path | None,
@@ -169,9 +177,15 @@ class CompareOptions(CommandOptions):
         ),
     ] = None
     overwrite: Annotated[bool, OVERWRITE] = False
-    form: Annotated[Form, Option(OUTPUT, "table|tsv|json", "Output format.", name="--format")] = (
-        "table"
-    )
+    form: Annotated[
+        Form,
+        Option(
+            OUTPUT,
+            "table|tsv|json",
+            "Format of the printed result, without --to. json is one line.",
+            name="--format",
+        ),
+    ] = "table"
     as_json: Annotated[bool, Option(OUTPUT, None, "Same as --format json.", name="--json")] = False
 
     @property
@@ -211,7 +225,7 @@ class AuditOptions(CommandOptions):
         Option(
             AUDIT,
             None,
-            "Skip methods that have a certificate of the same code in --out.",
+            "Skip methods whose certificate in --out was made with the current code.",
         ),
     ] = False
     overwrite: Annotated[bool, OVERWRITE] = False
@@ -225,14 +239,19 @@ class ListOptions(CommandOptions):
 
     kind: Annotated[
         Literal["methods", "tasks", "models", "runs", "shapes", "hardware"],
-        Option(ARGUMENTS, "KIND", "What to list."),
+        Option(
+            ARGUMENTS,
+            "KIND",
+            "What to list: methods, tasks, models, runs, or the shapes and hardware that `specbench"
+            " predict` knows.",
+        ),
     ]
     name: Annotated[str | None, Option(ARGUMENTS, "NAME", "Show this one in full.")] = None
     as_json: Annotated[
         bool, Option(OUTPUT, None, "Print JSON lines with all fields.", name="--json")
     ] = False
-    markdown: Annotated[bool, Option(OUTPUT, None, "Print methods as a Markdown table.")] = False
-    families: Annotated[bool, Option(OUTPUT, None, "Print method names by family.")] = False
+    markdown: Annotated[bool, Option(OUTPUT, None, "With methods: print a Markdown table.")] = False
+    families: Annotated[bool, Option(OUTPUT, None, "With methods: print names by family.")] = False
 
 
 EXPORT = "What to write"

@@ -1,6 +1,7 @@
 """Configuration of a run: merge the settings of all sources, and store the source of each value.
 
-Precedence: option, --set, SPECBENCH_* variable, --config file, ./specbench.yaml, profile, default.
+Precedence: command line (options and --set), environment, --config file, ./specbench.yaml,
+profile, default.
 """
 
 from __future__ import annotations

@@ -68,7 +68,10 @@ class Option:
 OVERWRITE = Option(OUTPUT, None, "Overwrite files that specbench did not write.")
 """Option of the commands that write files."""
 TRUST = Option(
-    OUTPUT, None, "Trust plug-ins named by ./specbench.yaml or by the folder of --resume."
+    OUTPUT,
+    None,
+    "Permit the plug-ins that ./specbench.yaml or the folder of --resume names. Otherwise specbench"
+    " asks at a terminal, and stops with an error without one.",
 )
 """Option of the commands that may import a plug-in that a folder names."""
 

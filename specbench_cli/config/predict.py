@@ -43,12 +43,18 @@ class PredictOptions(CommandOptions):
         Option(
             PREDICTION,
             "FILE",
-            "Costs to predict with. Several files are averaged.",
-            default="the run's",
+            "Costs of the run's machine, written by --probe --out. With several files, report the"
+            " mean of their predictions.",
+            default="measured by the run, else in the cache folder",
         ),
     ] = Field([])
     against: Annotated[
-        Path | None, Option(PREDICTION, "FILE", "Predict times on another machine from its costs.")
+        Path | None,
+        Option(
+            PREDICTION,
+            "FILE",
+            "Costs of another machine, written by --probe --out there. Also predict times there.",
+        ),
     ] = None
     compare: Annotated[
         tuple[Path, Path] | None,
@@ -59,7 +65,7 @@ class PredictOptions(CommandOptions):
         _run_option(
             "load",
             panel=PREDICTION,
-            help="Simulate the run's methods under load, as in `specbench run`.",
+            help="Simulate the run's methods under load. ARRIVALS: as in `specbench run`.",
             default=None,
         ),
     ] = None
@@ -69,7 +75,7 @@ class PredictOptions(CommandOptions):
             "sweep",
             panel=PREDICTION,
             metavar="METHOD.PARAM=VALUES",
-            help="Simulate other settings of a method, from its recorded acceptance.",
+            help="Predict times with other parameters of a method, from its recorded acceptance.",
             default=None,
         ),
     ] = Field([])
@@ -78,7 +84,7 @@ class PredictOptions(CommandOptions):
         Option(
             PREDICTION,
             "LABEL",
-            "With --sweep: take the acceptance from this method run.",
+            "With --sweep: label of the method in RUN whose recorded acceptance is used.",
             default="the one with the most drafted tokens",
         ),
     ] = None
@@ -97,12 +103,18 @@ class PredictOptions(CommandOptions):
         Option(
             ROOFLINE,
             "NAME[xN]",
-            "Model the run on an accelerator, or on N with tensor parallelism: h100, h100x8.",
+            "Model the run on an accelerator, e.g. h100, or on N of them with tensor parallelism,"
+            " e.g. h100x8. Names: specbench list hardware.",
         ),
     ] = None
     shape: Annotated[
         str | None,
-        Option(ROOFLINE, "TARGET[+DRAFT]", "Model these architectures instead: llama-2-70b+7b."),
+        Option(
+            ROOFLINE,
+            "TARGET[+DRAFT]",
+            "With --hardware: model these architectures instead of the run's models, e.g."
+            " llama-2-70b+7b. Names: specbench list shapes.",
+        ),
     ] = None
     context: Annotated[
         int | None,
@@ -119,7 +131,9 @@ class PredictOptions(CommandOptions):
             default="0",
         ),
     ] = None
-    probe: Annotated[bool, Option(PROBE, None, "Measure forward costs on this machine.")] = False
+    probe: Annotated[
+        bool, Option(PROBE, None, "Measure the times of forward passes on this machine.")
+    ] = False
     target: Annotated[str | None, _run_option("target")] = None
     draft: Annotated[str | None, _run_option("draft")] = None
     device: Annotated[str | None, _run_option("device")] = None
@@ -138,7 +152,7 @@ class PredictOptions(CommandOptions):
         _run_option(
             "methods",
             help="Probe the heads of these methods.",
-            default="all shipped with the target",
+            default="all that specbench has for the target",
         ),
     ] = Field([])
     set: Annotated[list[str], _run_option("set", metavar="METHOD.PARAM=VALUE")] = Field([])
@@ -146,7 +160,9 @@ class PredictOptions(CommandOptions):
         list[str], _run_option("plugins", help="Load methods from a Python file.", default=None)
     ] = Field([])
     rounds: Annotated[
-        int | None, Field(ge=1), Option(PROBE, "N", "Number of timings per point.", default="24")
+        int | None,
+        Field(ge=1),
+        Option(PROBE, "N", "Number of times that each forward pass is timed.", default="24"),
     ] = None
     allow_noise: Annotated[
         bool,
@@ -161,5 +177,13 @@ class PredictOptions(CommandOptions):
         Option(PROBE, "FILE", "Output file.", default="in the cache folder", short="-o"),
     ] = None
     overwrite: Annotated[bool, replace(OVERWRITE, panel=PROBE)] = False
-    trust: Annotated[bool, replace(TRUST, panel=PROBE)] = False
+    trust: Annotated[
+        bool,
+        replace(
+            TRUST,
+            panel=PROBE,
+            help="Permit the plug-ins that ./specbench.yaml names. Otherwise specbench asks at a"
+            " terminal, and stops with an error without one.",
+        ),
+    ] = False
     as_json: Annotated[bool, Option(OUTPUT, None, "Print JSON.", name="--json")] = False

@@ -20,7 +20,7 @@ PROFILES = {
     "smoke": "seconds. One short output per task family with vanilla, sps, pld and hf:vanilla",
     "ci": "a minute on two cores. One short output per task family with every lossless method",
     "laptop": "under 20 minutes on two cores. 48 questions of spec_bench on smollm2-135m with"
-    " methods that draft from earlier text, and eagle3 with its shipped head",
+    " methods that draft from earlier text, and eagle3",
     "paper": "hours. spec_bench with every lossless method, parameters of the papers, 3 repeats",
 }
 """Description of each profile, in the order of running time."""

@@ -62,7 +62,7 @@ class RecommendInvocation(BaseModel):
         Option(
             OTHER_MACHINES,
             "N,N",
-            "Batch sizes to model throughput for. 0 means none.",
+            "Batch sizes for which to predict the throughput. 0 means none.",
             as_text=True,
         ),
     ] = Field([2, 4, 8], validate_default=False)
@@ -71,13 +71,19 @@ class RecommendInvocation(BaseModel):
         Option(
             OTHER_MACHINES,
             "FILE",
-            "Costs of this machine, measured by specbench predict --probe --batch 8.",
+            "Times of forward passes on this machine, measured by specbench predict --probe"
+            " --batch 8.",
             default="in the cache folder",
         ),
     ] = None
     against: Annotated[
         list[Path],
-        Option(OTHER_MACHINES, "FILE", "Costs of another machine, to model times there."),
+        Option(
+            OTHER_MACHINES,
+            "FILE",
+            "Times of forward passes on another machine, measured in the same way. Predict the"
+            " methods' times there.",
+        ),
     ] = []
     out: Annotated[
         Path | None,

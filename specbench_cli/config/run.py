@@ -186,7 +186,8 @@ class RunConfig(BaseModel):
         Option(
             WHAT,
             "MODEL",
-            "Target model: short name, Hugging Face id, folder or GGUF file.",
+            "Target model: short name, Hugging Face id, folder or GGUF file. embedded: a small"
+            " model that is part of specbench.",
             complete="specbench_cli.models:model_names",
         ),
     ] = Field("embedded", min_length=1)
@@ -222,16 +223,17 @@ class RunConfig(BaseModel):
         Option(
             WHAT,
             "N",
-            "Maximum number of questions per task, spread over its categories.",
+            "Maximum number of prompts per task, spread over its categories. A conversation of"
+            " several turns counts once.",
             default="all; 12 for mini",
         ),
     ] = None
     category: Annotated[
         Words,
-        Option(WHAT, "NAME", "Use only questions of these categories or families.", default="all"),
+        Option(WHAT, "NAME", "Use only prompts of these categories or families.", default="all"),
     ] = []
     prompts: Annotated[
-        Words, Option(WHAT, "ID", "Use only these questions, e.g. mini/qa-003.", default="all")
+        Words, Option(WHAT, "ID", "Use only these prompts, e.g. mini/qa-003.", default="all")
     ] = []
     set: Annotated[
         dict[str, dict[str, Any]],
@@ -242,8 +244,8 @@ class RunConfig(BaseModel):
         Option(
             WHAT,
             "METHOD.PARAM=VALUES",
-            "Measure a method once per value, e.g. sps.length=1:6:1 or sps.length=3,5,7. Several"
-            " sweeps of a method are combined.",
+            "Measure a method once per value, e.g. sps.length=1:6:1 or sps.length=3,5,7. With"
+            " several sweeps of one method, measure all combinations of their values.",
         ),
     ] = {}
     tune: Annotated[
@@ -293,9 +295,10 @@ class RunConfig(BaseModel):
             DECODING,
             "RULE",
             "Verification rule. rejection (speculative sampling) and block keep the target's"
-            " distribution. coupled shares the random noise, so that every lossless method emits"
-            " vanilla's text. replay, at any temperature, makes every method emit vanilla's"
-            " tokens.",
+            " distribution. coupled: all methods use the same random noise, so every lossless"
+            " method generates vanilla's text. replay: every method, at any temperature, must emit"
+            " vanilla's stored tokens. Its output proves nothing, but counters and times compare"
+            " exactly.",
             default="rejection",
             choices=("rejection", "coupled", "block", "replay"),
         ),
@@ -316,7 +319,8 @@ class RunConfig(BaseModel):
             DECODING,
             "SETTINGS",
             "Decode contrastively (USCD): where the target is unsure, contrast its logits with"
-            " those of a shortened prompt. E.g. beta=0.5,keep=0.5,below=0.45,floor=0.1.",
+            " those of a shortened prompt. E.g. beta=0.5,keep=0.5,below=0.45,floor=0.1. Paper and"
+            " keys: docs/how-to/contrast.md.",
         ),
     ] = None
     acceptance: Annotated[
@@ -356,9 +360,10 @@ class RunConfig(BaseModel):
         Option(
             DECODING,
             "ARRIVALS",
-            "Measure latency and throughput under load. Requests arrive as poisson:RATE (per"
-            " second; several rates: 1,2,4), burst:SIZE:SECONDS or trace:FILE, and are batched up"
-            " to --batch.",
+            "Measure latency and throughput under load. Arrivals: poisson:RATE (RATE prompts per"
+            " second; several rates as 1,2,4 or START:STOP:STEP), burst:SIZE:SECONDS (SIZE prompts"
+            " every SECONDS) or trace:FILE (one time in seconds per line). At most --batch prompts"
+            " are decoded together.",
         ),
     ] = None
     memory_budget: Annotated[
@@ -415,8 +420,8 @@ class RunConfig(BaseModel):
         Option(
             MEASURING,
             "sample|all",
-            "Which vanilla outputs to check against transformers: the first of each family, or"
-            " all.",
+            "Vanilla outputs to check against transformers: those of the first prompt of each task"
+            " family (sample), or all. No language model grades outputs.",
         ),
     ] = "sample"
     controls: Annotated[
@@ -470,7 +475,11 @@ class RunConfig(BaseModel):
     stop_after: Annotated[
         Real | None,
         Field(gt=0),
-        Option(MEASURING, "SECONDS", "Stop starting new prompts after this time."),
+        Option(
+            MEASURING,
+            "SECONDS",
+            "End each repeat after this time, as soon as the current prompts are finished.",
+        ),
     ] = None
     probe: Annotated[
         Number | None,
@@ -478,7 +487,8 @@ class RunConfig(BaseModel):
         Option(
             MEASURING,
             "N",
-            "Measure forward costs between prompts in N rounds, for specbench predict.",
+            "Measure the times of single forward passes between prompts, in N rounds, for"
+            " specbench predict.",
         ),
     ] = None
 
@@ -632,8 +642,8 @@ class RunInvocation(BaseModel):
         Option(
             MEASURING,
             "FILE",
-            "Alternate every second with other runs that name this file, so that compared runs see"
-            " the same conditions.",
+            "Take turns with other runs that name the same lock file: one run measures for a second"
+            " while the others wait. So the compared runs see the same conditions.",
         ),
     ] = None
     out: Annotated[

@@ -36,7 +36,8 @@ class DraftLoss(StrEnum):
 
 # Options of several commands.
 
-Out = Annotated[Path, Option(OUTPUT, "DIR", "Output folder, also for checkpoints.")]
+Out = Annotated[Path, Option(OUTPUT, "DIR", "Output folder. Checkpoints are stored there too.")]
+OutOnly = Annotated[Path, Option(OUTPUT, "DIR", "Output folder.")]
 Seed = Annotated[int, Field(ge=0), Option(TRAINING, "N", "Random seed.")]
 Resume = Annotated[
     bool,
@@ -49,7 +50,7 @@ Resume = Annotated[
 ]
 StepsScale = Annotated[
     float,
-    Option(TRAINING, "X", "Multiply the training steps of the recipe by X."),
+    Option(TRAINING, "X", "Factor for the preset number of training steps of this kind of head."),
 ]
 Tokens = Annotated[
     int | None,
@@ -57,7 +58,8 @@ Tokens = Annotated[
     Option(
         TRAINING,
         "N",
-        "Train on N tokens, instead of --steps-scale. Use it to give heads equal budgets.",
+        "Train on N tokens, whatever --steps-scale is. Use it to train several kinds of heads with"
+        " equal budgets.",
     ),
 ]
 Sequences = Annotated[
@@ -67,17 +69,18 @@ Sequences = Annotated[
         TRAINING,
         "N",
         "Batch size in sequences of 512 tokens. The learning rate is tuned for 4.",
-        default="the recipe's",
+        default="the preset of this kind of head",
     ),
 ]
 Rate = Annotated[
     float | None,
     Field(ge=0.0),
-    Option(TRAINING, "X", "Peak learning rate.", default="the recipe's"),
+    Option(TRAINING, "X", "Peak learning rate.", default="the preset of this kind of head"),
 ]
 Smoke = Annotated[
-    bool, Option(TRAINING, None, "Run a few steps on generated text, as a smoke test.")
+    bool, Option(TRAINING, None, "Train for a few steps on generated questions, as a smoke test.")
 ]
+SmokeQuestions = Annotated[bool, Option(TRAINING, None, "Use only 40 questions, as a smoke test.")]
 Where = Annotated[Device, Option(TRAINING, "auto|cpu|cuda", "Training device.")]
 Data = Annotated[
     Path | None,
@@ -148,7 +151,7 @@ class DraftOptions(CommandOptions):
             WHAT,
             "N",
             "Create a draft model from N layers of the target, its embeddings and output layer.",
-            default="--draft",
+            default="no new model",
         ),
     ] = None
     begin: Annotated[
@@ -175,8 +178,8 @@ class DraftOptions(CommandOptions):
         Option(
             TRAINING,
             "LOSS",
-            f"Alignment loss: {', '.join(DraftLoss)}. Repeat the option to train one draft per"
-            " loss and compare them.",
+            f"Alignment loss: {', '.join(DraftLoss)}. lk moves from kl to tvd as acceptance grows"
+            " (arXiv:2602.23881). Repeat the option to train one draft per loss and compare them.",
         ),
     ] = Field([DraftLoss.KL])
     teacher_samples: Annotated[
@@ -225,8 +228,12 @@ class DraftOptions(CommandOptions):
     ] = 1
     replies: Replies = None
     resume: Resume = True
-    steps_scale: StepsScale = 1.0
-    tokens: Tokens = None
+    steps_scale: Annotated[float, Option(TRAINING, "X", "Factor for --steps.")] = 1.0
+    tokens: Annotated[
+        int | None,
+        Field(ge=1),
+        Option(TRAINING, "N", "Train on N tokens, whatever --steps and --steps-scale are."),
+    ] = None
     smoke: Smoke = False
     device: Where = "auto"
     data: Data = None
@@ -235,17 +242,22 @@ class DraftOptions(CommandOptions):
 class RepliesOptions(CommandOptions):
     """Options of `specbench train replies`."""
 
-    out: Out
+    out: OutOnly
     target: HeadTarget = "embedded"
     replies: Replies = None
     head: Annotated[
         HeadRows,
         Option(
-            WHAT, "eagle|eagle3|mtp", "Also store the hidden states that this kind of head reads."
+            WHAT,
+            "eagle|eagle3|mtp",
+            "Kind of head whose hidden states of the target are stored too.",
         ),
     ] = "eagle"
     seed: Seed = 0
-    smoke: Smoke = False
+    smoke: Annotated[
+        bool,
+        Option(TRAINING, None, "Generate a few replies to generated questions, as a smoke test."),
+    ] = False
     device: Where = "auto"
     data: Data = None
 
@@ -326,7 +338,7 @@ class AcceptanceOptions(CommandOptions):
 class JudgeOptions(CommandOptions):
     """Options of `specbench train judge`."""
 
-    out: Out
+    out: OutOnly
     target: Verifier = "embedded"
     draft: Drafter = None
     questions: Annotated[
@@ -335,13 +347,13 @@ class JudgeOptions(CommandOptions):
         Option(TRAINING, "N", "Number of questions to mine labels from.", default="1500"),
     ] = None
     seed: Seed = 0
-    smoke: Smoke = False
+    smoke: SmokeQuestions = False
 
 
 class ExitsOptions(CommandOptions):
     """Options of `specbench train specee`."""
 
-    out: Out
+    out: OutOnly
     target: Verifier = "embedded"
     draft: Drafter = None
     questions: Annotated[
@@ -350,13 +362,13 @@ class ExitsOptions(CommandOptions):
         Option(TRAINING, "N", "Number of questions to train on.", default="1500"),
     ] = None
     seed: Seed = 0
-    smoke: Smoke = False
+    smoke: SmokeQuestions = False
 
 
 class DatastoreOptions(CommandOptions):
     """Options of `specbench train rest`."""
 
-    out: Out
+    out: OutOnly
     target: Annotated[str, Option(WHAT, "MODEL", "Target model, whose tokenizer is used.")] = (
         "embedded"
     )
@@ -378,7 +390,8 @@ class DatastoreOptions(CommandOptions):
     seed: Seed = 0
     resume: Resume = True
     smoke: Annotated[
-        bool, Option(TRAINING, None, "Run a few replies on generated text, as a smoke test.")
+        bool,
+        Option(TRAINING, None, "Generate a few replies to generated questions, as a smoke test."),
     ] = False
     device: Where = "auto"
     data: Data = None

@@ -129,7 +129,7 @@ class Method(ABC):
 
     @property
     def requirements(self) -> frozenset[str]:
-        """What a run of the method requires with its current parameters. By default `needs`."""
+        """Assets that the method needs with its current parameters. By default `needs`."""
         return self.needs
 
     @property

@@ -130,9 +130,7 @@ class Harness:
 
     @property
     def step_records(self) -> Sequence[StepRecord]:
-        """For each step, what the session scored, verified and committed. The prefill is not a
-        step.
-        """
+        """Drafts and outcome of each step, oldest first. Prefill is not a step."""
         return self._session._step_log.steps
 
     def commit_first(self, logits: Tensor) -> None:

@@ -34,7 +34,7 @@ class DraftShape:
 
 @dataclass(slots=True)
 class StepRecord:
-    """What a session did in one step.
+    """Drafts and outcome of one step of a session.
 
     Attributes:
         scored: Drafts that the target scored. Nodes that the method did not propose are left out.

@@ -28,8 +28,8 @@ class SkeletonBatchParams(MethodParams):
 class SkeletonBatch(DraftModelMethod):
     """SkeletonBatch: one draft forward adds a draft token to every sequence of the batch.
 
-    Exact because each sequence is drafted and verified as if it were alone: a draft token x from q
-    is accepted with probability min(1, p(x)/q(x)).
+    Lossless because each sequence is drafted and verified as if it were alone: a draft token x from
+    q is accepted with probability min(1, p(x)/q(x)).
 
     One step (with `--batch N`, of up to N sequences):
     1. Feed the draft model the pending tokens of every sequence.

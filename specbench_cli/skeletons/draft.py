@@ -25,7 +25,7 @@ class SkeletonDraftParams(MethodParams):
 class SkeletonDraft(DraftModelMethod):
     """SkeletonDraft: a small model drafts a chain, the target verifies it in one forward.
 
-    Exact because a draft token x from q is accepted with probability min(1, p(x)/q(x)), and a
+    Lossless because a draft token x from q is accepted with probability min(1, p(x)/q(x)), and a
     rejected one is replaced by a draw from norm(max(p - q, 0)).
 
     One step:

@@ -64,7 +64,7 @@ class SkeletonHeadParams(MethodParams):
 class SkeletonHead(Method):
     """SkeletonHead: a tree of the tokens that a small head finds likeliest.
 
-    Exact because the tree depends only on the text so far. Its tokens are chosen without a draw,
+    Lossless because the tree depends only on the text so far. Its tokens are chosen without a draw,
     and each is accepted with the target's own probability of it.
 
     One step:

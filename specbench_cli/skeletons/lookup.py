@@ -18,7 +18,7 @@ class SkeletonLookupParams(MethodParams):
 class SkeletonLookup(Method):
     """SkeletonLookup: the draft is what followed the last occurrence of the newest tokens.
 
-    Exact because the draft depends only on the text so far, and verification accepts each draft
+    Lossless because the draft depends only on the text so far, and verification accepts each draft
     token or replaces it with the target's own.
 
     One step:

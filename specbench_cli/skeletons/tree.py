@@ -29,7 +29,7 @@ class SkeletonTreeParams(MethodParams):
 class SkeletonTree(Method):
     """SkeletonTree: a small model drafts several continuations, verified in one target forward.
 
-    Exact because siblings are drawn without replacement and tested in the order of their draws,
+    Lossless because siblings are drawn without replacement and tested in the order of their draws,
     each against the residual of the target's distribution.
 
     One step:

@@ -1,4 +1,4 @@
-"""The command line from outside: exit codes, errors in our format, and a start without torch."""
+"""The command line: exit codes, the format of errors, and a start without torch."""
 
 import errno
 import logging
@@ -42,7 +42,7 @@ LIGHT_COMMANDS = (
 
 
 def specbench(*args, cwd=None, **options):
-    """Start the command line in a process of its own."""
+    """Start the command line in a new process."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
     command = [sys.executable, "-m", "specbench_cli", *args]
     return subprocess.Popen(
@@ -63,7 +63,7 @@ def _no_debug(monkeypatch):
 
 @pytest.fixture
 def run(capsys):
-    """Runs the command line here; returns exit code, stdout, stderr."""
+    """Return a function that runs a command and returns exit code, stdout and stderr."""
 
     def call(*args):
         code = app._run(list(args))
@@ -73,8 +73,8 @@ def run(capsys):
 
 
 @pytest.fixture
-def failing(monkeypatch, run):
-    """Runs a command that raises."""
+def run_failing(monkeypatch, run):
+    """Return a function that runs a command which raises an exception."""
 
     def call(fault, *args):
         broken = typer.Typer()
@@ -97,7 +97,7 @@ def failing(monkeypatch, run):
 
 
 @pytest.mark.parametrize("args", LIGHT_COMMANDS, ids=" ".join)
-def test_light_command_imports_nothing_heavy(args):
+def test_a_light_command_imports_no_heavy_package(args):
     code = (
         "import sys\nfrom specbench_cli.app import main\n"
         f"try: main({args!r})\nexcept SystemExit as end: assert not end.code, end.code\n"
@@ -117,11 +117,11 @@ def test_light_command_takes_under_400_ms(args):
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    # One thread and no network: its CPU time is its wall time on a machine that does nothing else.
+    # With one thread and no network, CPU time equals wall time on a quiet machine.
     assert any(cpu_seconds() < 0.4 for _ in range(5))
 
 
-# What is printed where
+# What goes to stdout and stderr
 
 
 VERSIONS = f"Python {platform.python_version()}\ntorch {metadata.version('torch')}\n"
@@ -153,7 +153,7 @@ def test_every_command_has_help(run, args):
 
 
 def commands(command, *words):
-    """Every command that is no group, by what one types."""
+    """Yield every command that is not a group, with the words that call it."""
     below = getattr(command, "commands", {})
     if not below:
         yield words, command
@@ -184,7 +184,7 @@ def test_help_of_each_command_has_panels_examples_and_defaults_on_80_columns(
     assert "Examples:" in printed.partition("╭")[0]
 
 
-def test_only_the_command_that_is_named_is_built():
+def test_only_the_named_command_is_built():
     selected = app._select_commands(["train", "draft", "--help"])
     (group,) = selected.registered_groups
     assert [each.name for each in group.typer_instance.registered_commands] == ["draft"]
@@ -216,7 +216,9 @@ def test_only_the_command_that_is_named_is_built():
         ("list runs gone", "unknown run 'gone'", "specbench list runs"),
     ],
 )
-def test_usage_error_is_two_lines_and_exit_code_2(run, tmp_path, monkeypatch, args, message, hint):
+def test_a_usage_error_is_two_lines_and_exit_code_2(
+    run, tmp_path, monkeypatch, args, message, hint
+):
     monkeypatch.chdir(tmp_path)
     code, out, err = run(*shlex.split(args))
     assert code == 2
@@ -256,12 +258,12 @@ def test_usage_error_is_two_lines_and_exit_code_2(run, tmp_path, monkeypatch, ar
         (typer.Exit(1), 1, ""),
     ],
 )
-def test_fault_ends_with_its_own_exit_code(failing, fault, code, message):
-    assert failing(fault) == (code, "", message)
+def test_each_exception_has_its_exit_code(run_failing, fault, code, message):
+    assert run_failing(fault) == (code, "", message)
 
 
-def test_bug_is_exit_code_4_and_its_traceback_is_kept_in_a_file(failing):
-    code, out, err = failing(ZeroDivisionError("no [bold] way"))
+def test_a_bug_is_exit_code_4_and_its_traceback_is_stored(run_failing):
+    code, out, err = run_failing(ZeroDivisionError("no [bold] way"))
     assert (code, out) == (ExitCode.BUG, "")
     first, second = err.splitlines()
     assert first == "error: a bug in specbench: ZeroDivisionError: no [bold] way"
@@ -270,10 +272,10 @@ def test_bug_is_exit_code_4_and_its_traceback_is_kept_in_a_file(failing):
     log.unlink()
 
 
-@pytest.mark.parametrize("where", ["after", "variable"])
-def test_traceback_is_shown_on_demand(failing, monkeypatch, where):
-    monkeypatch.setenv("SPECBENCH_DEBUG", "1" if where == "variable" else "")
-    _, _, err = failing(UsageError("wrong"), *([app.TRACEBACK] if where == "after" else []))
+@pytest.mark.parametrize("source", ["after", "variable"])
+def test_the_traceback_is_printed_on_request(run_failing, monkeypatch, source):
+    monkeypatch.setenv("SPECBENCH_DEBUG", "1" if source == "variable" else "")
+    _, _, err = run_failing(UsageError("wrong"), *([app.TRACEBACK] if source == "after" else []))
     assert "Traceback (most recent call last)" in err
     assert err.endswith("error: wrong\n")
 
@@ -281,14 +283,14 @@ def test_traceback_is_shown_on_demand(failing, monkeypatch, where):
 # Signals and pipes
 
 
-def test_reader_that_leaves_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     with specbench("list", "methods", "--json", cwd=ROOT) as process:
         process.stdout.close()
         assert process.wait() == 0
         assert process.stderr.read() == ""
 
 
-def in_shell(command):
+def run_in_shell(command):
     """Run a command in a shell; return exit code, stdout, stderr."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "SPECBENCH_DEBUG": ""}
     words = command.replace("specbench", f"{shlex.quote(sys.executable)} -m specbench_cli", 1)
@@ -301,8 +303,8 @@ def in_shell(command):
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(("command", "code"), [("--version", 0), ("audit nosuch", 2)])
 def test_closed_stream_behaves_like_devnull(command, code, closed):
-    got, out, err = in_shell(f"specbench {command} {closed}")
-    assert got == code
+    exit_code, out, err = run_in_shell(f"specbench {command} {closed}")
+    assert exit_code == code
     assert out.startswith("" if code or ">&-" in closed.split() else f"specbench {__version__}\n")
     assert bool(out) == (not code and ">&-" not in closed.split())
     assert err.startswith("error: there is no method" if code and "2>&-" not in closed else "")
@@ -322,9 +324,9 @@ def test_descriptor_of_a_closed_stream_is_not_reused():
 
 @pytest.mark.parametrize("command", ["--version", "list methods --json", "--help"])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_stdout_on_a_full_disk_is_named(command, unbuffered, monkeypatch):
+def test_stdout_on_a_full_disk_is_an_error(command, unbuffered, monkeypatch):
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
-    code, _, err = in_shell(f"specbench {command} > /dev/full")
+    code, _, err = run_in_shell(f"specbench {command} > /dev/full")
     assert code == 3
     assert err == (
         "error: stdout: No space left on device\nhint: free some space, or permit the access\n"
@@ -349,9 +351,9 @@ def save(path=Path("/dev/full")):
     raise Refusal("Error while serializing: I/O error: No space left on device (os error 28)")
 
 
-@pytest.mark.parametrize("writes", [write_text, write_json, save])
-def test_full_disk_names_the_file_that_could_not_be_written(run, monkeypatch, writes):
-    monkeypatch.setattr(registry, "check_shadowing", writes)
+@pytest.mark.parametrize("write_fully", [write_text, write_json, save])
+def test_full_disk_names_the_file_that_could_not_be_written(run, monkeypatch, write_fully):
+    monkeypatch.setattr(registry, "check_shadowing", write_fully)
     assert run("doctor") == (
         3,
         "",
@@ -361,7 +363,7 @@ def test_full_disk_names_the_file_that_could_not_be_written(run, monkeypatch, wr
 
 @pytest.fixture
 def _heeds_hangups():
-    """A process that `nohup` started ignores SIGHUP, and so would the ones it starts."""
+    """Restore the default of SIGHUP, which processes of `nohup` and their children ignore."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -369,31 +371,31 @@ def _heeds_hangups():
 
 @pytest.mark.usefixtures("_heeds_hangups")
 @pytest.mark.parametrize(
-    ("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+    ("sent_signal", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 )
-def test_signal_ends_the_command_with_its_exit_code(tmp_path, sent, code):
+def test_signal_ends_the_command_with_its_exit_code(tmp_path, sent_signal, code):
     (tmp_path / "sleeper.py").write_text(
         "import sys\nimport time\nprint('ready', file=sys.stderr, flush=True)\ntime.sleep(60)\n"
     )
     with specbench("run", "--plugin", "sleeper.py", cwd=tmp_path) as process:
         assert process.stderr.readline() == "ready\n"
-        process.send_signal(sent)
+        process.send_signal(sent_signal)
         assert process.wait(timeout=30) == code
         assert "Traceback" not in process.stderr.read()
 
 
 @pytest.mark.usefixtures("_heeds_hangups")
 @pytest.mark.parametrize(
-    ("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+    ("sent_signal", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 )
-def test_signal_that_comes_while_an_object_is_finalised_is_not_lost(sent, code):
+def test_a_signal_during_a_finaliser_is_not_lost(sent_signal, code):
     program = f"""
 import os, sys, time
 from specbench_cli import app, registry
 
 class Finalised:
     def __del__(self):
-        os.kill(os.getpid(), {int(sent)})
+        os.kill(os.getpid(), {int(sent_signal)})
         time.sleep(0.001)
 
 def load():
@@ -410,12 +412,12 @@ app.main()
     assert done.stderr.startswith("error: ")
 
 
-# Neighbours
+# Files and packages in the working folder
 
 
 @pytest.mark.parametrize("name", ["methods", "datasets_cfg"])
 @pytest.mark.parametrize("kind", ["package", "module", "namespace"])
-def test_package_of_the_same_name_is_refused_and_named(tmp_path, name, kind):
+def test_a_package_that_shadows_specbench_s_is_named(tmp_path, name, kind):
     if kind == "module":
         (tmp_path / f"{name}.py").touch()
     else:
@@ -433,7 +435,7 @@ def test_package_of_the_same_name_is_refused_and_named(tmp_path, name, kind):
         assert f"another package named '{name}' shadows specbench's: {tmp_path}" in err
 
 
-def test_interrupt_that_an_import_made_something_else_of_is_an_interrupt(monkeypatch, capsys):
+def test_an_interrupt_that_an_import_replaced_is_an_interrupt(monkeypatch, capsys):
     def load(*_):
         with suppress(KeyboardInterrupt):
             app._interrupt(signal.SIGINT, None)
@@ -445,7 +447,7 @@ def test_interrupt_that_an_import_made_something_else_of_is_an_interrupt(monkeyp
     assert capsys.readouterr().err == "error: interrupted\n"
 
 
-def test_entry_answers_an_interrupt_before_anything_that_takes_time_is_imported():
+def test_the_entry_point_handles_an_interrupt_before_slow_imports():
     code = "import sys, specbench_cli.__main__ as m; print({'typer', 'rich'} & {*sys.modules},"
     code += " flush=True); m._leave(2, None)"
     command = [sys.executable, "-c", code]
@@ -454,7 +456,7 @@ def test_entry_answers_an_interrupt_before_anything_that_takes_time_is_imported(
     assert done.stdout == "set()\n"
 
 
-# Messages that Python itself prints
+# Messages that Python prints
 
 
 @pytest.fixture
@@ -485,7 +487,7 @@ def _log():
 
 @pytest.mark.usefixtures("messages_of_python")
 @pytest.mark.parametrize("with_traceback", [False, True])
-def test_logged_text_is_no_command_in_a_github_log(with_traceback, capsys, monkeypatch):
+def test_logged_text_cannot_be_a_github_workflow_command(with_traceback, capsys, monkeypatch):
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     words = "x\n::error::pwned ##[set-output name=x]y"
     log = logging.getLogger("somebody's")
@@ -527,8 +529,8 @@ def test_hidden_characters_in_messages_of_python_are_escaped(messages_of_python,
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, UsageError])
-def test_an_error_without_end_is_bounded_on_the_terminal_and_in_its_log(failing, kind):
-    code, _, printed = failing(kind(HIDDEN + "x" * 1_000_000), "--traceback")
+def test_a_very_long_error_is_cut_on_the_terminal_and_in_its_log(run_failing, kind):
+    code, _, printed = run_failing(kind(HIDDEN + "x" * 1_000_000), "--traceback")
     assert code in (ExitCode.BUG, ExitCode.USAGE)
     assert len(printed) < 100_000
     assert "\x1b]" not in printed

@@ -1,4 +1,4 @@
-"""`specbench audit`: certificates on stdout and on disk, exit codes, and a plug-in mended by it."""
+"""`specbench audit`: certificates on stdout and on disk, exit codes, and resumption."""
 
 import hashlib
 import json
@@ -14,12 +14,17 @@ PLUGIN = Path(__file__).parents[1] / "audit" / "plugins" / "confident.py"
 
 
 @pytest.fixture
-def audited(capsys, tmp_path, monkeypatch, short_audit):
-    """Runs `specbench audit` in an empty folder; returns exit code, stdout, stderr."""
+def audit(capsys, tmp_path, monkeypatch, short_audit):
+    """Return a function that runs `specbench audit` in an empty folder.
+
+    The function returns exit code, stdout and stderr.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FORCE_COLOR", "")
     monkeypatch.setattr(registry, "_plugin_methods", {})
-    monkeypatch.setattr(runner, "usable_cpus", lambda: 1)  # processes: tests/audit/test_audit.py
+    monkeypatch.setattr(
+        runner, "usable_cpus", lambda: 1
+    )  # tests/audit/test_audit.py tests several processes
 
     def call(*args):
         code = app._run(["audit", *map(str, args)])
@@ -29,8 +34,8 @@ def audited(capsys, tmp_path, monkeypatch, short_audit):
     return call
 
 
-def test_a_method_that_keeps_its_promises_gets_a_certificate(audited, tmp_path):
-    code, out, err = audited("pld", "--out", "certificates")
+def test_a_method_that_passes_the_audit_gets_a_certificate(audit, tmp_path):
+    code, out, err = audit("pld", "--out", "certificates")
     assert code == 0
     assert out.splitlines()[-1] == "pld: PASSED"
     assert "PASSED in" in err
@@ -63,23 +68,23 @@ def _file(name):
     return inspect.getfile(registry.load(name))
 
 
-def test_a_plugin_that_misstates_its_distribution_is_broken_and_mended_passes(audited, tmp_path):
-    code, out, _ = audited("--plugin", PLUGIN)
+def test_a_plug_in_with_a_wrong_distribution_fails_and_its_fixed_version_passes(audit, tmp_path):
+    code, out, _ = audit("--plugin", PLUGIN)
     assert code == 1
     assert "confident: BROKEN by distribution" in out
     assert "look   q, which must be the distribution that each draft token was drawn from" in out
     assert "the distribution of the output is not the target's: total variation" in out
-    # Its certificate breaks the rows of that very file in every report.
+    # Reports mark methods of a plug-in file as broken if its certificate failed.
     digest = hashlib.sha256(PLUGIN.read_bytes()).hexdigest()
     assert (
         find_failed_audit("confident", digest) == "its audit says BROKEN: specbench audit confident"
     )
     assert find_failed_audit("confident", "0" * 64) is None
 
-    mended = tmp_path / "mended.py"
+    fixed = tmp_path / "mended.py"
     text = PLUGIN.read_text().replace("_, q = session.pick(out, ahead)\n            ", "")
-    mended.write_text(text.replace("(token, q)", "(token, None)").replace("confident", "modest"))
-    code, out, _ = audited("--plugin", mended, "--json")
+    fixed.write_text(text.replace("(token, q)", "(token, None)").replace("confident", "modest"))
+    code, out, _ = audit("--plugin", fixed, "--json")
     assert code == 0
     (facts,) = map(json.loads, out.splitlines())
     assert (facts["method"], facts["verdict"], facts["source"]) == ("modest", "PASSED", "mended.py")
@@ -96,22 +101,22 @@ def test_a_plugin_that_misstates_its_distribution_is_broken_and_mended_passes(au
         (("--plugin", "missing.py"), "the plug-in file missing.py"),
     ],
 )
-def test_what_cannot_be_audited_is_said(audited, args, message):
-    code, out, err = audited(*args)
+def test_an_invalid_audit_is_an_error(audit, args, message):
+    code, out, err = audit(*args)
     assert (code, out) == (2, "")
     assert message in err
 
 
-def test_help_has_examples(audited):
-    code, out, _ = audited("--help")
+def test_help_has_examples(audit):
+    code, out, _ = audit("--help")
     assert code == 0
     assert "specbench audit --plugin my_method.py" in out
 
 
-def test_an_audit_goes_on_where_it_was_interrupted(audited, monkeypatch):
-    assert audited("vanilla,hf:vanilla", "--out", "kept")[0] == 0
+def test_an_interrupted_audit_resumes(audit, monkeypatch):
+    assert audit("vanilla,hf:vanilla", "--out", "kept")[0] == 0
     Path("kept/hf-vanilla.json").unlink()
-    code, out, err = audited("vanilla,hf:vanilla", "--out", "kept", "--resume")
+    code, out, err = audit("vanilla,hf:vanilla", "--out", "kept", "--resume")
     assert code == 0
     assert "1 of 2 certificates in kept are up to date" in err
     assert "hf:vanilla: AGREES in" in err
@@ -130,19 +135,19 @@ def test_an_audit_goes_on_where_it_was_interrupted(audited, monkeypatch):
         ('needs = "d" * 5000', "of type str"),
     ],
 )
-def test_a_class_attribute_of_the_wrong_type_is_named(audited, tmp_path, line, message):
+def test_a_class_attribute_of_the_wrong_type_is_named(audit, tmp_path, line, message):
     file = tmp_path / "bad.py"
     text = "from specbench_cli.api import Method\n\n\nclass Bad(Method):\n"
     file.write_text(f'{text}    """Bad."""\n\n    {line}\n')
-    code, out, err = audited("--plugin", file)
+    code, out, err = audit("--plugin", file)
     assert (code, out) == (2, "")
     assert message in err
     assert "must be" in err
     assert len(err) < 1_000
 
 
-def test_several_methods_are_audited_each_in_a_line(audited):
-    code, out, _ = audited("vanilla,hf:vanilla")
+def test_each_audited_method_is_one_line(audit):
+    code, out, _ = audit("vanilla,hf:vanilla")
     assert code == 0
     heading, *rows = (line.split("\t") for line in out.splitlines())
     assert heading[:2] == ["method", "verdict"]

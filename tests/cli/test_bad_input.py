@@ -1,5 +1,4 @@
-"""Every mistake a person can make on the command line: one paragraph, the right exit code, and
-nothing lost or left behind."""
+"""Wrong input on the command line: one error, the right exit code, and no file changed."""
 
 import errno
 import json
@@ -52,7 +51,10 @@ FILES = {
 
 @pytest.fixture
 def run(capsys, tmp_path, monkeypatch):
-    """Runs the command line in a folder with the files above; returns exit code, stdout, stderr."""
+    """Return a function that runs a command in a folder with the files above.
+
+    The function returns exit code, stdout and stderr.
+    """
     monkeypatch.setenv("SPECBENCH_DEBUG", "")
     monkeypatch.delenv("SPECBENCH_DATA", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -71,12 +73,12 @@ def run(capsys, tmp_path, monkeypatch):
 
 
 def contents(folder="."):
-    """Every file below a folder, with what it holds."""
+    """Return the content of every file below a folder."""
     return {path: path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
 
 
 def read_error(err):
-    """The error's sentence and hint; there is nothing else but notes before it."""
+    """Return the error message and its hint, and check that only notes precede them."""
     lines = err.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("error: "))
     message, *hint = lines[start:]
@@ -223,7 +225,7 @@ REFUSED = [
     ("recommend --minutes 1e400", 2, "minutes up to 100,000, got '1e400'", "--help"),
     ("recommend --minutes nan", 2, "minutes up to 100,000, got 'nan'", "--help"),
     ("recommend --batches 99999999999", 2, "must be whole numbers below a million", "--help"),
-    # devices, folders and pipes in the place of files
+    # devices, folders and pipes in place of files
     ("run --load trace:/dev/zero", 2, "/dev/zero cannot be read: it has more than 64 MB", ""),
     ("run --load trace:foreign", 2, "trace foreign cannot be read: Is a directory", "--help"),
     ("run --config /dev/zero", 2, "/dev/zero is not a regular file", ""),
@@ -239,7 +241,7 @@ REFUSED = [
     ("predict strange --costs /dev/zero", 2, "/dev/zero: it has more than 64 MB", "--probe"),
     ("report folder", 2, "folder/records.jsonl is a folder, but must be a file", "another"),
     ("compare folder folder", 2, "folder/records.jsonl is a folder, but must be", "another"),
-    # names of several lines, and too many
+    # names of several lines, and too many methods
     ("run --config line.yaml", 2, "methods.label must have no line break and no control", "line"),
     ('run --draft "a\nb"', 2, "--draft must have no line break and no control", "line breaks"),
     (
@@ -279,7 +281,7 @@ REFUSED = [
         "--set pld.ngram names a method that is not",
         "--method p",
     ),
-    # places
+    # output folders
     (
         "run --out foreign",
         2,
@@ -300,7 +302,7 @@ REFUSED = [
     ),
     ("run --resume strange", 2, "strange cannot be resumed: its .resume.json is missing", "a new"),
     ("report damaged", 2, "damaged/manifest.json is damaged: not JSON", "a new run"),
-    # folders that hold no run, or a run without records
+    # folders without a run, or a run without records
     ("run --resume web", 2, "web/manifest.json is damaged: it has no `status`", "a new run"),
     ("report web", 2, "web/manifest.json is damaged: it has no `status`", "a new run"),
     ("report web --to html", 2, "web/manifest.json is damaged: it has no `status`", "a new run"),
@@ -327,22 +329,22 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("command", "code", "expected", "hint"), REFUSED, ids=[r[0] for r in REFUSED]
 )
-def test_mistake_is_one_paragraph_and_changes_nothing(run, command, code, expected, hint):
+def test_a_wrong_command_is_one_error_and_changes_no_file(run, command, code, expected, hint):
     before = contents()
-    got, out, err = run(command)
-    assert (got, out) == (code, "")
+    exit_code, out, err = run(command)
+    assert (exit_code, out) == (code, "")
     message, next_step = read_error(err)
     assert expected in message
     assert hint in next_step
     assert contents() == before
 
 
-# What is found only once weights are read: the run's folder must not stay behind.
+# Errors that are found while weights are loaded: the run's folder must be removed.
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("more", ["", "--repeats 2"])
-def test_device_that_is_not_there_leaves_no_folder(run, more):
+def test_a_missing_device_leaves_no_folder(run, more):
     code, _, err = run(f"run {SMALL} {more}".replace("--device cpu", "--device cuda"))
     message, hint = read_error(err)
     assert code == 3
@@ -361,7 +363,7 @@ def test_graphs_without_a_gpu_leave_no_folder(run):
     assert not Path("here").exists()
 
 
-def test_prompt_longer_than_the_context_is_found_before_anything_is_measured(run):
+def test_a_prompt_longer_than_the_context_is_refused_before_the_run(run):
     before = contents()
     code, _, err = run(f"run -t own.jsonl -t long.jsonl {SMALL}".replace("--limit 2", ""))
     message, hint = read_error(err)
@@ -372,7 +374,7 @@ def test_prompt_longer_than_the_context_is_found_before_anything_is_measured(run
     assert contents() == before
 
 
-def test_prompt_of_megabytes_is_refused_after_a_prefix(run, monkeypatch):
+def test_a_prompt_of_megabytes_is_refused_after_tokenizing_a_prefix(run, monkeypatch):
     monkeypatch.setattr(
         bench, "render_prompt", lambda *_, **__: pytest.fail("all of it was tokenized")
     )
@@ -386,7 +388,7 @@ def test_prompt_of_megabytes_is_refused_after_a_prefix(run, monkeypatch):
     assert not Path("here").exists()
 
 
-def test_pass_in_a_process_of_its_own_that_cannot_be_run_ends_the_run(run, monkeypatch):
+def test_a_failing_repeat_in_its_own_process_ends_the_run(run, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     code, _, err = run(f"run -t long.jsonl {SMALL} --repeats 2")
     assert code == 2
@@ -401,9 +403,9 @@ def test_output_longer_than_the_context_is_refused(run):
     assert not Path("here").exists()
 
 
-def test_a_text_that_may_outgrow_a_rotary_scaling_is_refused_before_the_run(run, pair):
-    """Beyond that length the rotary frequencies of all tokens change (Phi-3, Phi-4-mini)."""
-    pair("long")
+def test_text_beyond_the_rotary_scaling_is_refused_before_the_run(run, copy_model):
+    """Beyond the original length all rotary frequencies change (Phi-3, Phi-4-mini)."""
+    copy_model("long")
     config = json.loads(Path("long/config.json").read_text())
     factors = {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, **factors}
@@ -419,26 +421,26 @@ def test_a_text_that_may_outgrow_a_rotary_scaling_is_refused_before_the_run(run,
 
 
 @pytest.fixture
-def pair(tiny_checkpoint):
-    """Copies a tiny model with the embedded tokenizer to a folder, changed if need be."""
+def copy_model(tiny_checkpoint):
+    """Return a function that copies a tiny model with the embedded tokenizer to a folder."""
 
-    def put(name, *, moved=0, vocab=4096):
+    def copy(name, *, n_moved=0, vocab=4096):
         shutil.copytree(tiny_checkpoint("llama", vocab_size=vocab), name)
         shipped = resolve("embedded-1m").path
         shutil.copy(shipped / "tokenizer_config.json", name)
         tokens = json.loads((shipped / "tokenizer.json").read_text())
         entries = tokens["model"]["vocab"]
-        some = [token for token, index in entries.items() if 3000 <= index < 3000 + moved]
+        some = [token for token, index in entries.items() if 3000 <= index < 3000 + n_moved]
         ids = [entries[token] for token in some]
         entries.update(zip(some, reversed(ids), strict=True))
         (Path(name) / "tokenizer.json").write_text(json.dumps(tokens))
         return name
 
-    return put
+    return copy
 
 
-def test_vocabularies_that_differ_are_refused(run, pair):
-    pair("other", moved=8)
+def test_different_vocabularies_are_refused(run, copy_model):
+    copy_model("other", n_moved=8)
     code, _, err = run(f"run -m sps --draft ./other {SMALL}")
     message, hint = read_error(err)
     assert code == 2
@@ -451,15 +453,15 @@ def test_vocabularies_that_differ_are_refused(run, pair):
     assert not Path("here").exists()
 
 
-def test_draft_that_has_no_row_for_some_ids_is_refused(run, pair):
-    pair("short", vocab=4000)
+def test_a_draft_without_some_token_ids_is_refused(run, copy_model):
+    copy_model("short", vocab=4000)
     code, _, err = run(f"run -m sps --draft ./short {SMALL}")
     assert code == 2
     assert "(96 of 4096 tokens have another id or none)" in read_error(err)[0]
 
 
-def test_prompt_with_a_token_that_the_target_has_no_embedding_of_is_refused(run, pair):
-    pair("short", vocab=4096)
+def test_a_prompt_token_without_an_embedding_is_refused(run, copy_model):
+    copy_model("short", vocab=4096)
     tokenizer = Path("short", "tokenizer.json")
     tokens = json.loads(tokenizer.read_text())
     tokens["added_tokens"].append(dict(tokens["added_tokens"][0], id=4096, content="<mark>"))
@@ -476,8 +478,8 @@ def test_prompt_with_a_token_that_the_target_has_no_embedding_of_is_refused(run,
     assert not Path("here").exists()
 
 
-def test_draft_whose_vocabulary_goes_on_after_the_targets_end_is_taken(run, pair):
-    pair("longer", vocab=4112)
+def test_a_draft_with_additional_token_ids_is_accepted(run, copy_model):
+    copy_model("longer", vocab=4112)
     tokenizer = Path("longer", "tokenizer.json")
     tokens = json.loads(tokenizer.read_text())
     tokens["model"]["vocab"]["<infill>"] = 4096
@@ -487,8 +489,8 @@ def test_draft_whose_vocabulary_goes_on_after_the_targets_end_is_taken(run, pair
     assert not any(record.error for record in RunDir.open(Path("here")).records())
 
 
-def test_template_that_refuses_the_conversation_is_told(run, pair):
-    pair("strict")
+def test_a_chat_template_that_rejects_the_conversation_is_an_error(run, copy_model):
+    copy_model("strict")
     config = Path("strict", "tokenizer_config.json")
     values = json.loads(config.read_text())
     values["chat_template"] = "{{ raise_exception('a system message comes first') }}"
@@ -504,8 +506,8 @@ def test_template_that_refuses_the_conversation_is_told(run, pair):
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
-def test_files_that_are_cut_off_are_told(run, pair, file):
-    pair("cut")
+def test_truncated_model_files_are_an_error(run, copy_model, file):
+    copy_model("cut")
     path = Path("cut", file)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     code, _, err = run(f"run --target ./cut {SMALL}")
@@ -516,7 +518,7 @@ def test_files_that_are_cut_off_are_told(run, pair, file):
     assert not Path("here").exists()
 
 
-def test_weights_that_do_not_fit_in_memory_are_refused_before_they_are_read(run, monkeypatch):
+def test_weights_larger_than_memory_are_refused_before_loading(run, monkeypatch):
     class Memory:
         available, total = 1_000_000, 2**34
 
@@ -531,12 +533,12 @@ def test_weights_that_do_not_fit_in_memory_are_refused_before_they_are_read(run,
     assert not Path("here").exists()
 
 
-# Runs that were begun
+# Interrupted runs
 
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
-    """A folder with a run that was interrupted after its first prompt."""
+    """Return the folder of a run that was interrupted after its first prompt."""
     append = RunDir.append
 
     def interrupt(self, records):
@@ -554,8 +556,8 @@ def interrupted(tmp_path_factory):
 
 
 @pytest.fixture
-def begun(run, interrupted):
-    """A copy of it."""
+def interrupted_copy(run, interrupted):
+    """Copy the interrupted run into the working folder, and return the copy."""
     shutil.copytree(interrupted, "here")
     return Path("here")
 
@@ -573,44 +575,44 @@ def begun(run, interrupted):
     ],
     ids=["cut", "foreign", "twice", "binary"],
 )
-def test_damaged_record_is_named_and_nothing_is_lost(run, begun, damage, expected):
-    file = begun / "records.jsonl"
+def test_a_damaged_record_is_named_and_no_file_changes(run, interrupted_copy, damage, expected):
+    file = interrupted_copy / "records.jsonl"
     lines = file.read_bytes().splitlines()
     file.write_bytes(b"\n".join(damage(lines)) + b"\n")
-    before = contents(begun)
+    before = contents(interrupted_copy)
     code, _, err = run("run --resume here")
     message, hint = read_error(err)
     assert code == 2
     assert expected in message
     assert "here/records.jsonl" in message
     assert hint.startswith("delete that line: sed -i ")
-    assert contents(begun) == before
+    assert contents(interrupted_copy) == before
 
 
-def test_line_deleted_as_the_hint_says_is_made_again(run, begun):
-    file = begun / "records.jsonl"
-    whole = len(file.read_bytes().splitlines())
+def test_a_line_deleted_as_the_hint_suggests_is_measured_again(run, interrupted_copy):
+    file = interrupted_copy / "records.jsonl"
+    n_records = len(file.read_bytes().splitlines())
     file.write_bytes(b"garbage\n" + file.read_bytes().split(b"\n", 1)[1])
     assert run("run --resume here")[0] == 2
     file.write_bytes(file.read_bytes().split(b"\n", 1)[1])
     code, _, err = run("run --resume here")
     assert code == 0, err
-    assert len(list(RunDir.open(begun).records())) == 2 * whole
+    assert len(list(RunDir.open(interrupted_copy).records())) == 2 * n_records
 
 
-def test_folder_of_a_run_is_not_begun_anew(run, begun):
-    before = contents(begun)
+def test_a_folder_with_a_run_is_not_overwritten(run, interrupted_copy):
+    before = contents(interrupted_copy)
     code, _, err = run(f"run -t own.jsonl {SMALL}")
     assert code == 2
     assert read_error(err) == (
         "here already contains a run",
         "specbench run --resume here, or choose another --out",
     )
-    assert contents(begun) == before
+    assert contents(interrupted_copy) == before
 
 
-def test_disk_that_is_full_keeps_what_was_written(run, begun, monkeypatch):
-    before = contents(begun)[begun / "records.jsonl"]
+def test_a_full_disk_keeps_the_stored_records(run, interrupted_copy, monkeypatch):
+    before = contents(interrupted_copy)[interrupted_copy / "records.jsonl"]
 
     def full(path, lines, expected=None):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
@@ -622,11 +624,11 @@ def test_disk_that_is_full_keeps_what_was_written(run, begun, monkeypatch):
     assert code == 3
     assert re.search(r"here/(prompts|records)\.jsonl: No space left on device$", message)
     assert "specbench run --resume" in hint
-    assert (begun / "records.jsonl").read_bytes() == before
-    assert RunDir.open(begun).manifest["status"] == "interrupted"
+    assert (interrupted_copy / "records.jsonl").read_bytes() == before
+    assert RunDir.open(interrupted_copy).manifest["status"] == "interrupted"
 
 
-def test_noisy_machine_is_exit_3_says_why_and_keeps_the_answers(run, monkeypatch):
+def test_a_noisy_machine_is_exit_3_and_keeps_the_outputs(run, monkeypatch):
     monkeypatch.setattr(NoiseMeter, "is_full", lambda self: True)
     monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.5)
     code, _, err = run(f"run -t own.jsonl {SMALL}")
@@ -640,7 +642,7 @@ def test_noisy_machine_is_exit_3_says_why_and_keeps_the_answers(run, monkeypatch
     assert all(record.void and record.output_ids for record in records)
 
 
-def test_package_that_is_not_installed_is_no_bug(run, monkeypatch):
+def test_a_missing_package_is_not_a_bug(run, monkeypatch):
     def missing(*_):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 

@@ -1,4 +1,4 @@
-"""`specbench compare` through the command line, over made-up runs of a few outputs."""
+"""`specbench compare` from the command line, with synthetic runs of a few outputs."""
 
 import json
 from dataclasses import replace
@@ -46,7 +46,10 @@ PREFILL = 1000
 
 
 def record(number, label, by=1.0):
-    """An output of 9 tokens: in 8 steps, or in 4 with a draft of 2. by: how slow."""
+    """Return the record of a 9-token output: 8 steps, or 4 with a draft of 2.
+
+    `by` multiplies its times.
+    """
     drafts = label != "vanilla"
     ms = 1_000_000 * (1 + number / 10) * by
     n = 4 if drafts else 8
@@ -81,9 +84,11 @@ def record(number, label, by=1.0):
     )
 
 
-def make(name, change=lambda record: record, *, labels=LABELS, by=None, status="finished", **facts):
-    """A run's folder in the current one."""
-    run = RunDir.create(Path(name), {**MANIFEST, "rows": rows(labels), **facts})
+def make_run(
+    name, change=lambda record: record, *, labels=LABELS, by=None, status="finished", **facts
+):
+    """Write a run into the working folder."""
+    run = RunDir.create(Path(name), {**MANIFEST, "rows": method_entries(labels), **facts})
     run.append_prompts(
         [
             Prompt(
@@ -99,23 +104,25 @@ def make(name, change=lambda record: record, *, labels=LABELS, by=None, status="
             for number in range(PROMPTS)
         ]
     )
-    made = (
+    new_record = (
         record(n, label, (by or {}).get(label, 1.0)) for n in range(PROMPTS) for label in labels
     )
-    run.append([changed for each in made if (changed := change(each)) is not None])
+    run.append(
+        [changed_record for each in new_record if (changed_record := change(each)) is not None]
+    )
     run.close(status, noisy=facts.get("noisy", False))
     return name
 
 
-def rows(labels):
+def method_entries(labels):
     return [
         {"label": label, "method": label, "params": {}, "timing_free": True, "uses": []}
         for label in labels
     ]
 
 
-def of_sps(at=range(PROMPTS), **changes):
-    """Changes the sps row's records at some prompts."""
+def change_sps(at=range(PROMPTS), **changes):
+    """Return a function that changes the records of sps at some prompts."""
 
     def change(found):
         number = int(found.prompt_id.rpartition("/")[2])
@@ -124,8 +131,8 @@ def of_sps(at=range(PROMPTS), **changes):
     return change
 
 
-def fewer(found):
-    """One node less in the first step."""
+def drop_draft_token(found):
+    """Remove one draft token from the first step of a record of sps, and return the record."""
     if found.label == "sps":
         nodes = [found.steps.nodes[0] - 1, *found.steps.nodes[1:]]
         found.steps = replace(found.steps, nodes=nodes)
@@ -137,11 +144,14 @@ MISMATCH = Verdict("mismatch", position=3, gap=1.0, expected=7)
 
 @pytest.fixture
 def call(tmp_path, monkeypatch, capsys):
-    """Runs `specbench compare` in an empty folder with a run `base`; exit code, stdout, stderr."""
+    """Return a function that runs `specbench compare` in a folder with a run `base`.
+
+    The function returns exit code, stdout and stderr.
+    """
     monkeypatch.chdir(tmp_path)
     for name in ("FORCE_COLOR", "SPECBENCH_DEBUG"):
         monkeypatch.setenv(name, "")
-    make("base")
+    make_run("base")
 
     def run(*args):
         capsys.readouterr()
@@ -158,9 +168,9 @@ def outcome(out, label="sps"):
 
 CHANGES = {
     "same": {},
-    "broken": {"change": of_sps([1], verdict=MISMATCH, output_ids=[*range(8), 9])},
-    "changed-output": {"change": of_sps([1], output_ids=[*range(8), 9])},
-    "mat": {"change": fewer},
+    "broken": {"change": change_sps([1], verdict=MISMATCH, output_ids=[*range(8), 9])},
+    "changed-output": {"change": change_sps([1], output_ids=[*range(8), 9])},
+    "mat": {"change": drop_draft_token},
     "slower": {"by": {"sps": 1.2}},
     "faster": {"by": {"sps": 0.8}},
     "missing": {"labels": ("vanilla",)},
@@ -169,8 +179,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
-def test_every_outcome_is_told_with_its_exit_code(call, name):
-    make("new", **CHANGES[name])
+def test_every_outcome_has_its_message_and_exit_code(call, name):
+    make_run("new", **CHANGES[name])
     row = "staged" if name == "new" else "sps"
     code, out, err = call("base", "new", "--format", "tsv")
     assert outcome(out, row)["outcome"] == name
@@ -182,34 +192,34 @@ def test_every_outcome_is_told_with_its_exit_code(call, name):
         assert call("base", "new", "--fail-on", name)[0] == 1
 
 
-def test_a_run_against_itself_by_any_of_its_names_is_the_same(call):
-    make("results/runs/20261121T102403Z-mini-1f2e3d4c")
+def test_a_run_compared_with_itself_is_the_same_under_each_of_its_names(call):
+    make_run("results/runs/20261121T102403Z-mini-1f2e3d4c")
     for new in ("results/runs/20261121T102403Z-mini-1f2e3d4c", "last"):
         code, out, _ = call("base", new, "--format", "tsv")
         assert (code, outcome(out)["outcome"]) == (0, "same")
 
 
-def test_with_more_tolerance_the_same_slowdown_is_let_pass(call):
-    make("new", by={"sps": 1.2})
+def test_a_larger_tolerance_accepts_the_same_slowdown(call):
+    make_run("new", by={"sps": 1.2})
     assert call("base", "new", "--tolerance", "30%")[0] == 0
     assert call("base", "new", "--tolerance", "0.3")[0] == 0
     assert call("base", "new", "--tolerance", "0.1")[0] == 1
 
 
-def test_noisy_runs_are_judged_by_all_but_their_times(call):
-    make("slow", by={"sps": 2.0}, noisy=True)
+def test_noisy_runs_are_compared_except_for_their_times(call):
+    make_run("slow", by={"sps": 2.0}, noisy=True)
     code, _, err = call("base", "slow", "--format", "tsv")
     assert code == 0
     assert "noisy" in err
-    make("spoilt", fewer, noisy=True)
+    make_run("spoilt", drop_draft_token, noisy=True)
     assert call("base", "spoilt")[0] == 1
 
 
-def test_an_unfinished_run_is_compared_as_far_as_it_goes_and_said_to_be(call):
+def test_an_unfinished_run_is_compared_with_a_warning(call):
     def cut(found):
         return found if found.prompt_id in ("mini/0", "mini/1", "mini/2", "mini/3") else None
 
-    make("new", cut, status="interrupted")
+    make_run("new", cut, status="interrupted")
     code, out, err = call("base", "new", "--format", "tsv")
     assert (code, outcome(out)["pairs"]) == (0, "4")
     assert "interrupted" in err
@@ -217,7 +227,7 @@ def test_an_unfinished_run_is_compared_as_far_as_it_goes_and_said_to_be(call):
 
 
 def test_json_is_one_document_on_stdout(call):
-    make("new", fewer)
+    make_run("new", drop_draft_token)
     code, out, err = call("base", "new", "--json")
     document = json.loads(out)
     assert (code, document["passed"]) == (1, False)
@@ -230,7 +240,7 @@ def test_json_is_one_document_on_stdout(call):
 
 
 def test_several_formats_go_into_a_folder(call):
-    make("new", fewer)
+    make_run("new", drop_draft_token)
     code, out, err = call("base", "new", "--to", "markdown,junit,json", "-o", "deep/compared")
     files = [Path("deep/compared") / name for name in ("compare.md", "compare.xml", "compare.json")]
     assert (code, [Path(line) for line in out.splitlines()]) == (1, files)
@@ -242,7 +252,7 @@ def test_several_formats_go_into_a_folder(call):
 
 
 def test_one_format_goes_into_a_file_or_to_stdout(call):
-    make("new")
+    make_run("new")
     code, out, _ = call("base", "new", "--to", "json", "--out", "found.json")
     assert (code, out) == (0, "found.json\n")
     code, out, err = call("base", "new", "--to", "json")
@@ -252,11 +262,11 @@ def test_one_format_goes_into_a_file_or_to_stdout(call):
     assert call("base", "new", "--to", "markdown", "-o", "there")[1] == "there/compare.md\n"
 
 
-def test_a_saved_baseline_stands_for_its_run_by_name_and_by_file(call):
+def test_a_saved_baseline_replaces_its_run_by_name_and_by_file(call):
     code, out, err = call("--save", "main", "base")
     assert (code, out) == (0, "results/baselines/main/m1.json\n")
     assert "specbench compare main" in err
-    make("new", fewer)
+    make_run("new", drop_draft_token)
     for baseline in ("main", out.strip()):
         assert call(baseline, "base")[0] == 0
         assert call(baseline, "new")[0] == 1
@@ -264,23 +274,25 @@ def test_a_saved_baseline_stands_for_its_run_by_name_and_by_file(call):
     assert call("main", "new")[0] == 0, "a wanted change is accepted by saving it"
 
 
-def test_last_is_a_run_to_save(call):
-    make("results/runs/20261121T102403Z-mini-1f2e3d4c")
+def test_the_last_run_can_be_saved_as_a_baseline(call):
+    make_run("results/runs/20261121T102403Z-mini-1f2e3d4c")
     assert call("--save", "main", "last")[0] == 0
 
 
-def test_trends_are_told_over_runs_and_drawn(call):
-    names = [make(f"run{n}", created_utc=f"2026-11-2{n}T10:24:03Z") for n in range(3)]
-    names.append(make("run3", fewer, created_utc="2026-11-24T10:24:03Z", by={"sps": 1.5}))
+def test_trends_over_runs_are_printed_and_drawn(call):
+    names = [make_run(f"run{n}", created_utc=f"2026-11-2{n}T10:24:03Z") for n in range(3)]
+    names.append(
+        make_run("run3", drop_draft_token, created_utc="2026-11-24T10:24:03Z", by={"sps": 1.5})
+    )
     code, out, _ = call("--over-time", *names)
     assert code == 0
     assert "run0" in out
     assert "run3" in out
     code, _, err = call("--over-time", *names, "-o", "drawn")
     assert code == 0
-    drawn = list(Path("drawn").glob("*.svg"))
-    assert drawn
-    assert all(str(file) in err for file in drawn)
+    figures = list(Path("drawn").glob("*.svg"))
+    assert figures
+    assert all(str(file) in err for file in figures)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +338,7 @@ def test_trends_are_told_over_runs_and_drawn(call):
         (["--over-time", "base", "nothing"], "nothing is not a run", "--save NAME RUN"),
     ],
 )
-def test_what_cannot_be_meant_is_exit_2_with_the_next_command(call, args, message, hint):
+def test_invalid_options_are_exit_2_with_a_hint(call, args, message, hint):
     code, out, err = call(*args)
     assert (code, out) == (2, "")
     assert message in err
@@ -334,8 +346,8 @@ def test_what_cannot_be_meant_is_exit_2_with_the_next_command(call, args, messag
     assert "Traceback" not in err
 
 
-def test_runs_that_share_nothing_are_exit_2_not_a_pass(call):
-    make(
+def test_runs_without_common_outputs_are_exit_2(call):
+    make_run(
         "seeded",
         lambda found: replace(found, seed=1),
         config={"effective": {**CONFIG, "seed": 1}},

@@ -1,4 +1,4 @@
-"""`specbench doctor`: what is there, what is missing, what that prevents and what mends it."""
+"""`specbench doctor`: what is missing, what does not work without it, and how to fix it."""
 
 import importlib.metadata
 import json
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
-    """An empty folder and hub cache, a quiet machine, no network, no variables of the user's."""
+    """Set an empty folder and hub cache, a quiet machine, no network and no user variables."""
     monkeypatch.chdir(tmp_path)
     for name in ("SPECBENCH_DATA", "SPECBENCH_DEBUG", "FORCE_COLOR", "CXX"):
         monkeypatch.delenv(name, raising=False)
@@ -35,7 +35,7 @@ def _elsewhere(tmp_path, monkeypatch):
 
 @pytest.fixture
 def doctor(capsys):
-    """Runs `specbench doctor --json`; returns exit code and checks by name."""
+    """Return a function that runs `specbench doctor --json`: exit code and checks by name."""
 
     def call():
         code = app._run(["doctor", "--json"])
@@ -46,7 +46,7 @@ def doctor(capsys):
     return call
 
 
-def test_installation_that_works_is_exit_0_and_says_so(capsys):
+def test_a_working_installation_is_exit_0(capsys):
     assert app._run(["doctor"]) == 0
     out, err = capsys.readouterr()
     heading, *rows = (line.split("\t") for line in out.splitlines())
@@ -57,7 +57,7 @@ def test_installation_that_works_is_exit_0_and_says_so(capsys):
     assert err == "the default run works: specbench run\n"
 
 
-def test_everything_that_is_not_ok_says_what_it_prevents_and_what_mends_it(doctor):
+def test_every_failed_check_has_an_effect_and_a_fix(doctor):
     _, checks = doctor()
     for name, check in checks.items():
         assert check["status"] in ("ok", "limited", "missing"), name
@@ -66,16 +66,16 @@ def test_everything_that_is_not_ok_says_what_it_prevents_and_what_mends_it(docto
     assert {f"task {name}" for name in task_names()} < checks.keys()
 
 
-def test_person_sees_a_table_and_then_what_to_mend(capsys, monkeypatch):
+def test_a_terminal_shows_a_table_and_then_the_fixes(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     assert app._run(["doctor"]) == 0
     out = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)
-    assert "\nhub: prevents downloads of models" in out
+    assert "\nhub: affects downloads of models" in out
     assert "\n  fix: unset HF_HUB_OFFLINE" in out
 
 
-def test_json_holds_no_path_host_or_user(doctor, tmp_path, monkeypatch):
+def test_json_contains_no_path_host_or_user(doctor, tmp_path, monkeypatch):
     data = tmp_path / "private-data"
     data.mkdir()
     (data / "gsm8k_test.jsonl").write_text("")
@@ -87,7 +87,7 @@ def test_json_holds_no_path_host_or_user(doctor, tmp_path, monkeypatch):
     assert checks["task gsm8k"]["found"] == "local"
 
 
-def test_shipped_model_that_is_missing_is_exit_3_with_the_command_that_mends_it(
+def test_a_missing_shipped_model_is_exit_3_with_the_command_to_fix_it(
     doctor, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(aliases(), "embedded-7m", Alias(folder=str(tmp_path)))
@@ -99,14 +99,14 @@ def test_shipped_model_that_is_missing_is_exit_3_with_the_command_that_mends_it(
     assert "reinstall specbench-cli" in check["mend"]
 
 
-def test_package_that_is_missing_or_too_old_is_exit_3(doctor, monkeypatch):
-    known = importlib.metadata.version
+def test_a_missing_or_old_package_is_exit_3(doctor, monkeypatch):
+    real_version = importlib.metadata.version
     stale = {"pydantic": "1.10"}
 
     def version(name):
         if name == "rich":
             raise importlib.metadata.PackageNotFoundError(name)
-        return stale.get(name) or known(name)
+        return stale.get(name) or real_version(name)
 
     lines = ["rich", "pydantic>=2.5", "psutil", 'no-such-tool>=1; extra == "test"']
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: lines)
@@ -122,7 +122,7 @@ def test_package_that_is_missing_or_too_old_is_exit_3(doctor, monkeypatch):
     assert checks["extra test"]["prevents"] == "the tests, linters and type checks of this project"
 
 
-def test_what_each_extra_is_for_is_said_by_doctor_and_on_the_page():
+def test_doctor_and_the_docs_describe_every_extra():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = set(project["project"]["optional-dependencies"])
     table = (
@@ -133,7 +133,7 @@ def test_what_each_extra_is_for_is_said_by_doctor_and_on_the_page():
     assert {name for row in rows for name in re.findall("`(.+?)`", row)} == extras
 
 
-def test_folder_that_cannot_be_written_is_exit_3(doctor):
+def test_an_unwritable_folder_is_exit_3(doctor):
     Path("results").write_text("a file where the folder of runs should be")
     code, checks = doctor()
     assert code == 3
@@ -141,7 +141,7 @@ def test_folder_that_cannot_be_written_is_exit_3(doctor):
     assert "--out DIR" in checks["results"]["mend"]
 
 
-def test_noise_is_told_and_is_no_fault_of_the_installation(capsys, monkeypatch):
+def test_noise_is_reported_but_does_not_fail_doctor(capsys, monkeypatch):
     monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.4)
     assert app._run(["doctor"]) == 0
     out, err = capsys.readouterr()
@@ -149,7 +149,7 @@ def test_noise_is_told_and_is_no_fault_of_the_installation(capsys, monkeypatch):
     assert "other programs would disturb its timings now" in err
 
 
-def test_missing_compiler_is_told(monkeypatch):
+def test_a_missing_compiler_is_reported(monkeypatch):
     monkeypatch.setattr(health.shutil, "which", lambda name: None)
     check = health.check_compiler()
     assert (check.status, check.needed) == ("limited", False)
@@ -157,7 +157,7 @@ def test_missing_compiler_is_told(monkeypatch):
 
 
 @pytest.mark.parametrize("lacking", [True, False])
-def test_lacking_threads_for_numba_are_told_where_its_kernels_would_be_used(monkeypatch, lacking):
+def test_missing_numba_threads_are_reported_if_its_kernels_would_be_used(monkeypatch, lacking):
     monkeypatch.setattr(health, "is_numba_missing", lambda: lacking)
     monkeypatch.setattr(health, "find_numba_kernels", lambda *_: None if lacking else health)
     check = health.check_kernels()
@@ -165,41 +165,41 @@ def test_lacking_threads_for_numba_are_told_where_its_kernels_would_be_used(monk
     assert ("Numba" in check.found) != lacking and "libgomp" in check.mend
 
 
-def test_more_threads_than_cpus_are_told(monkeypatch):
+def test_more_threads_than_cpus_are_reported(monkeypatch):
     monkeypatch.setattr(health.torch, "get_num_threads", lambda: 10_000)
     check = next(check for check in health.check_hardware() if check.name == "threads")
     assert check.status == "limited"
     assert check.mend.startswith("specbench run --threads ")
 
 
-# Where data is
+# Data files
 
 
 @pytest.mark.parametrize(
-    ("place", "found"),
+    ("location", "found"),
     [(None, "downloadable"), ("data", "local"), ("gzipped", "local"), ("cache", "cached")],
 )
-def test_data_is_found_where_a_run_would_find_it(tmp_path, monkeypatch, place, found):
+def test_doctor_finds_data_in_the_same_places_as_a_run(tmp_path, monkeypatch, location, found):
     source = assets.read_dataset_config(assets.SHIPPED / "gsm8k.yaml").sources[0]
-    if place in ("data", "gzipped"):
-        file = tmp_path / "data" / (source.file + (".gz" if place == "gzipped" else ""))
+    if location in ("data", "gzipped"):
+        file = tmp_path / "data" / (source.file + (".gz" if location == "gzipped" else ""))
         monkeypatch.setenv("SPECBENCH_DATA", str(tmp_path / "data"))
-    if place == "cache":
+    if location == "cache":
         file = assets.cache_folder() / "tasks" / source.sha256[:16] / source.file
-    if place is not None:
+    if location is not None:
         file.parent.mkdir(parents=True)
         file.touch()
     check = next(check for check in assets.check_tasks(True) if check.name == "task gsm8k")
     assert (check.status, check.found) == ("ok", found)
 
 
-def test_data_that_would_be_downloaded_is_limited_without_a_network():
+def test_data_to_download_is_limited_without_a_network():
     check = next(check for check in assets.check_tasks(False) if check.name == "task gsm8k")
     assert (check.status, check.found) == ("limited", "downloadable, but the hub is not reachable")
     assert check.mend.startswith("with a network connection: curl -L -o ")
 
 
-def test_variable_that_names_no_folder_is_told(monkeypatch):
+def test_a_variable_with_a_missing_folder_is_reported(monkeypatch):
     monkeypatch.setenv("SPECBENCH_DATA", "gone")
     first = next(assets.check_tasks(True))
     assert (first.name, first.status) == ("SPECBENCH_DATA", "limited")
@@ -208,12 +208,12 @@ def test_variable_that_names_no_folder_is_told(monkeypatch):
 # The hub
 
 
-def test_hub_that_is_forbidden_says_which_variable_to_unset():
+def test_a_disabled_hub_names_the_variable_to_unset():
     check = assets.HubCall().check()
     assert (check.status, check.mend) == ("limited", "unset HF_HUB_OFFLINE")
 
 
-def test_hub_that_refuses_is_not_reachable(monkeypatch):
+def test_a_hub_that_refuses_connections_is_not_reachable(monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE")
     check = assets.HubCall().check()
     assert check.status == "limited"
@@ -221,7 +221,7 @@ def test_hub_that_refuses_is_not_reachable(monkeypatch):
     assert "HF_ENDPOINT" in check.mend
 
 
-def test_hub_that_never_answers_is_given_up_in_time(monkeypatch):
+def test_a_silent_hub_times_out_in_doctor(monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setattr(assets, "HUB_TIMEOUT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -233,6 +233,6 @@ def test_hub_that_never_answers_is_given_up_in_time(monkeypatch):
     assert check.status == "limited"
 
 
-def test_nothing_is_written(doctor):
+def test_doctor_writes_no_file(doctor):
     doctor()
     assert not list(Path().iterdir())

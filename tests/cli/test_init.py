@@ -1,4 +1,4 @@
-"""`specbench init`, the schema of config files, and what a shell completes."""
+"""`specbench init`, the schema of config files, and shell completion."""
 
 import json
 from pathlib import Path
@@ -17,20 +17,20 @@ from specbench_cli.config.sources import SettingsLayer
 
 @pytest.fixture
 def call(capsys, tmp_path, monkeypatch):
-    """Runs a command in an empty folder; returns exit code, stdout, stderr."""
+    """Return a function that runs a command in an empty folder: exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
     return lambda *args: (app._run(list(args)), *capsys.readouterr())
 
 
 @pytest.fixture
 def check(call):
-    """Validates a file's values against the schema."""
+    """Return a function that validates the values of a file against the schema."""
     schema = json.loads(call("init", "--schema")[1])
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema).validate
 
 
-def test_the_file_is_a_run_and_names_every_setting(call, check):
+def test_the_config_file_is_valid_and_names_every_setting(call, check):
     assert call("init")[0] == 0
     text = Path("specbench.yaml").read_text(encoding="utf-8")
     check(yaml.safe_load(text))
@@ -42,23 +42,23 @@ def test_the_file_is_a_run_and_names_every_setting(call, check):
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_a_file_that_is_there_is_left_alone(call):
+def test_an_existing_file_is_not_changed(call):
     Path("specbench.yaml").write_text("limit: 3\n")
     code, _, err = call("init")
     assert code == 2 and "specbench.yaml exists already" in err
     assert Path("specbench.yaml").read_text() == "limit: 3\n"
 
 
-def test_the_schema_has_the_configurations_keys_and_says_what_they_mean(check):
+def test_the_schema_has_and_describes_every_config_key(check):
     keys = check.__self__.schema["properties"]
     assert keys.keys() == RunConfig.model_fields.keys()
     assert all(key["description"] for key in keys.values())
 
 
-def test_the_schema_takes_what_a_run_takes(check):
+def test_the_schema_accepts_what_a_run_accepts(check):
     for profile in FOLDER.glob("*.yaml"):
         settings = yaml.safe_load(profile.read_text(encoding="utf-8"))
-        settings.pop("without", None)  # of profiles alone
+        settings.pop("without", None)  # a key that only profiles have
         check(settings)
     check({"methods": ["sps", {"name": "sps", "label": "s7", "params": {"length": 7}}]})
     check({"sweep": {"sps": {"length": "1:6:1"}}, "devices": {"target": "cpu:0"}, "limit": None})
@@ -74,7 +74,7 @@ def test_the_schema_refuses_what_a_run_refuses(check, wrong):
 
 
 def test_a_shell_completes_methods_after_a_comma_and_commands(call, capsys, monkeypatch):
-    def completed(words):
+    def complete(words):
         monkeypatch.setenv("_SPECBENCH_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
@@ -82,6 +82,6 @@ def test_a_shell_completes_methods_after_a_comma_and_commands(call, capsys, monk
             app._run([])
         return capsys.readouterr().out.split()
 
-    assert "sps,pld" in completed("specbench run -m sps,pl")
-    assert completed("specbench ini") == ["init"]
-    assert "mini" in completed("specbench run -t mi")
+    assert "sps,pld" in complete("specbench run -m sps,pl")
+    assert complete("specbench ini") == ["init"]
+    assert "mini" in complete("specbench run -t mi")

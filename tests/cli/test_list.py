@@ -1,4 +1,4 @@
-"""`specbench list`: what there is, briefly and in full."""
+"""`specbench list`: tables of what is available, and one entry in full."""
 
 import csv
 import hashlib
@@ -20,11 +20,11 @@ SUMMARY_COLUMNS = (
 
 
 @pytest.fixture
-def listed(capsys, tmp_path, monkeypatch):
-    """Runs `specbench list` in an empty folder; returns stdout."""
+def list_items(capsys, tmp_path, monkeypatch):
+    """Return a function that runs `specbench list` in an empty folder and returns stdout."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FORCE_COLOR", "")
-    monkeypatch.setattr(registry, "_plugin_methods", {})  # other tests' plug-ins
+    monkeypatch.setattr(registry, "_plugin_methods", {})  # forget the plug-ins of other tests
 
     def call(*args):
         assert app._run(["list", *args]) == 0
@@ -33,33 +33,33 @@ def listed(capsys, tmp_path, monkeypatch):
     return call
 
 
-def test_methods_are_those_of_the_registry_in_its_order(listed):
-    heading, *rows = (line.split("\t") for line in listed("methods").splitlines())
+def test_methods_are_listed_in_registry_order(list_items):
+    heading, *rows = (line.split("\t") for line in list_items("methods").splitlines())
     assert heading == ["name", "aliases", "needs", "guarantee", "summary"]
     assert [row[0] for row in rows] == list(registry.built_in_methods())
 
 
-def test_json_has_every_fact_of_a_method(listed):
-    by_name = {m["name"]: m for m in map(json.loads, listed("methods", "--json").splitlines())}
+def test_json_has_every_fact_of_a_method(list_items):
+    by_name = {m["name"]: m for m in map(json.loads, list_items("methods", "--json").splitlines())}
     assert by_name["sps"]["aliases"] == ["sd", "speculative"]
     assert by_name["sps"]["needs"] == ["draft"]
     assert "arXiv:2211.17192" in by_name["sps"]["source"]
     assert by_name["hf:vanilla"]["peer"] is True
 
 
-def test_method_in_full_answers_to_an_alias_and_shows_parameters_and_idea(listed):
-    out = listed("methods", "sd")
+def test_a_method_is_found_by_alias_with_its_parameters_and_idea(list_items):
+    out = list_items("methods", "sd")
     assert "name\tsps" in out
     assert (
         "guarantee\tgreedy exact_tokens, rejection exact_law, block exact_law, coupled exact_tokens"
         in out
     )
     assert "sps.length\t5\tint | heuristic | confidence | " in out
-    assert "Exact because" in out
+    assert "Lossless because" in out
 
 
-def test_method_in_full_as_json_is_one_object(listed):
-    facts = json.loads(listed("methods", "pld", "--json"))
+def test_one_method_as_json_is_one_object(list_items):
+    facts = json.loads(list_items("methods", "pld", "--json"))
     assert {row["parameter"] for row in facts["parameters"]} >= {"pld.ngram", "pld.length"}
     assert facts["state_scope"] == "prompt"
 
@@ -71,16 +71,18 @@ def test_method_in_full_as_json_is_one_object(listed):
         ("models", {"embedded", "embedded-7m", "embedded-1m", "llama-7b"}),
     ],
 )
-def test_shipped_names_are_listed_and_each_is_described(listed, kind, names):
-    found = {facts["name"]: facts for facts in map(json.loads, listed(kind, "--json").splitlines())}
+def test_shipped_names_are_listed_and_each_is_described(list_items, kind, names):
+    found = {
+        facts["name"]: facts for facts in map(json.loads, list_items(kind, "--json").splitlines())
+    }
     assert found.keys() >= names
     for name in names:
-        assert json.loads(listed(kind, name, "--json"))["name"] == name
+        assert json.loads(list_items(kind, name, "--json"))["name"] == name
 
 
-def test_no_runs_are_an_empty_table(listed):
-    assert listed("runs", "--json") == ""
-    assert listed("runs").split() == [
+def test_no_runs_are_an_empty_table(list_items):
+    assert list_items("runs", "--json") == ""
+    assert list_items("runs").split() == [
         "name", "created_utc", "status", "best", "target", "tasks", "methods"
     ]  # fmt: skip
 
@@ -104,40 +106,40 @@ def speed(label, speedup, low, high, **facts):
     return {"label": label, "speedup": speedup, "speedup_low": low, "speedup_high": high, **facts}
 
 
-def test_runs_are_listed_newest_first_with_the_fastest_lossless_method(listed, store_run):
+def test_runs_are_listed_newest_first_with_the_fastest_lossless_method(list_items, store_run):
     fast, lossy = speed("sps", 1.5, 1.2, 1.8), speed("judge", 3, 2, 4, lossless="False")
     bound = speed("oracle", 2, 1.9, 2.1, upper_bound="True")
     store_run("a", "2026-01-01T00:00:00+00:00", fast, speed("pld", 1.1, 1.05, 1.2), lossy, bound)
     store_run("b", "2026-01-02T00:00:00+00:00", speed("sps", 1.3, 0.96, 1.6))
-    found = [json.loads(line) for line in listed("runs", "--json").splitlines()]
+    found = [json.loads(line) for line in list_items("runs", "--json").splitlines()]
     assert [(run["name"], run["best"]) for run in found] == [
         ("b", "none is faster"),
         ("a", "sps 1.50x [1.20, 1.80]"),
     ]
 
 
-def test_markdown_is_the_table_of_the_catalogue(listed):
-    table = listed("methods", "--markdown")
+def test_markdown_is_the_table_of_the_catalogue(list_items):
+    table = list_items("methods", "--markdown")
     page = (ROOT / "docs/reference/methods.md").read_text(encoding="utf-8")
     (after,) = page.split("<!-- methods -->\n")[1:]
     assert after.startswith(table)
 
 
 @pytest.mark.parametrize("args", ["tasks --markdown", "methods sps --markdown"])
-def test_markdown_is_of_all_methods_only(args, capsys):
+def test_markdown_is_available_only_for_all_methods(args, capsys):
     assert app._run(["list", *args.split()]) == 2
     assert "specbench list methods --markdown" in capsys.readouterr().err
 
 
-def test_card_has_what_papers_claim_and_how_to_cite_them(listed):
-    out = listed("methods", "eagle3")
+def test_a_method_card_has_the_paper_s_claims_and_citation(list_items):
+    out = list_items("methods", "eagle3")
     assert "5.6x\tVicuna 13B\tMT-bench\t0" in out
     assert "\n@inproceedings{li2025eagle3,\n  title = " in out
 
 
-def test_card_tells_whether_this_very_file_was_audited(listed, tmp_path):
+def test_a_method_card_says_if_this_file_was_audited(list_items, tmp_path):
     def audit_says() -> str:
-        (line,) = (x for x in listed("methods", "pld").splitlines() if x.startswith("audit\t"))
+        (line,) = (x for x in list_items("methods", "pld").splitlines() if x.startswith("audit\t"))
         return line.removeprefix("audit\t")
 
     folder = tmp_path / "results" / "certificates"
@@ -152,20 +154,20 @@ def test_card_tells_whether_this_very_file_was_audited(listed, tmp_path):
     assert audit_says() == "PASSED: 2 checks of the current file"
 
 
-def test_shapes_and_hardware_are_listed_with_their_sources(listed):
+def test_shapes_and_hardware_are_listed_with_their_sources(list_items):
     by_name = {
-        each["name"]: each for each in map(json.loads, listed("shapes", "--json").splitlines())
+        each["name"]: each for each in map(json.loads, list_items("shapes", "--json").splitlines())
     }
     assert by_name["llama-2-7b"]["parameters"] == 6_738_415_616
     assert by_name["mixtral-8x7b"]["experts"] == 8
     assert all(each["source"].startswith(("https://", "made")) for each in by_name.values())
-    heading, *rows = (line.split("\t") for line in listed("hardware").splitlines())
+    heading, *rows = (line.split("\t") for line in list_items("hardware").splitlines())
     assert heading[:4] == ["name", "device", "memory", "bandwidth"]
     assert all(row[-1].startswith("https://") for row in rows)
-    assert "read" in json.loads(listed("hardware", "h100", "--json"))
+    assert "read" in json.loads(list_items("hardware", "h100", "--json"))
 
 
-def test_markdown_of_a_plug_in_holds_no_live_link_or_mention():
+def test_markdown_of_a_plug_in_contains_no_live_link_or_mention():
     facts = describe_entry("sps") | {
         "name": "theirs",
         "summary": "[x](y) @torvalds",

@@ -66,7 +66,7 @@ def test_skeleton_keeps_the_distribution_of_the_target(kind, call):
         ("../up", "cannot be the name of a new method"),
     ],
 )
-def test_name_that_cannot_be_used_is_refused_with_another_one(name, reason, call):
+def test_an_unusable_name_is_refused_with_a_suggestion(name, reason, call):
     code, _, err = call("new-method", name)
     assert code == 2
     assert reason in err
@@ -84,7 +84,7 @@ def test_existing_file_is_not_overwritten(file, call):
     assert Path(file).read_text(encoding="utf-8") == "mine\n"
 
 
-def test_folder_that_cannot_be_written_is_one_error_and_leaves_no_file(call):
+def test_an_unwritable_folder_is_one_error_and_leaves_no_file(call):
     Path("file").write_text("", encoding="utf-8")
     code, _, err = call("new-method", "my-idea", "--out", "file/plugins")
     assert code == 2

@@ -74,7 +74,7 @@ def test_run_is_compared_with_one_of_the_newest_schema(run, cli):
     assert {line["outcome"] for line in json.loads(out)["rows"]} == {"same"}
 
 
-def test_compare_names_what_two_runs_of_different_models_lack_in_common(cli):
+def test_compare_names_the_differing_models_of_two_runs(cli):
     code, _, err = cli("compare", RUNS / "schema-1", NEWEST)
     assert code == 2
     assert "target embedded-7m" in err

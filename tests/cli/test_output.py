@@ -1,4 +1,4 @@
-"""The sink: data and talk apart, TSV for pipes, nothing of the user's read as markup."""
+"""Output of commands: data on stdout, messages on stderr, TSV for pipes, no markup in values."""
 
 import io
 import json
@@ -20,7 +20,7 @@ def _plain_environment(monkeypatch):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Makes stdout a terminal when called; returns what is shown on it."""
+    """Return a function that turns stdout into a terminal and returns its screen."""
 
     class Screen(io.StringIO):
         def isatty(self):
@@ -42,7 +42,7 @@ ROWS = [
 ]
 
 
-def test_data_goes_to_stdout_and_talk_to_stderr(capsys):
+def test_data_goes_to_stdout_and_messages_to_stderr(capsys):
     output.data("a result")
     output.note("some talk")
     output.error("wrong", "do this")
@@ -79,8 +79,8 @@ def test_a_narrow_terminal_gets_the_columns_below_each_other_and_no_word_is_cut(
         {"name": "b", "draft": "", "says": "one"},
     ]
     output.rows(rows)
-    drawn = Text.from_ansi(screen.getvalue()).plain.splitlines()
-    assert [line.rstrip() for line in drawn] == [
+    screen_lines = Text.from_ansi(screen.getvalue()).plain.splitlines()
+    assert [line.rstrip() for line in screen_lines] == [
         "name                 draft",
         "a-model-7b-instruct  a-model-1b-instruct",
         "b",
@@ -99,20 +99,20 @@ def test_long_lines_are_not_wrapped(capsys):
 
 
 @pytest.mark.parametrize("say", [output.data, output.note, output.error])
-def test_control_characters_of_the_users_are_shown_not_sent(capsys, say):
+def test_control_characters_are_escaped(capsys, say):
     say("task \x1b[31m\x07.jsonl [bold]:smile:")
     printed = "".join(capsys.readouterr())
     assert r"task \x1b[31m\x07.jsonl [bold]:smile:" in printed
     assert "\x1b" not in printed
 
 
-def test_force_color_draws_for_a_pipe(capsys, monkeypatch):
+def test_force_color_draws_the_table_in_a_pipe(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     output.rows(ROWS, ["name"])
     assert "\x1b[" in capsys.readouterr().out
 
 
-def test_no_color_takes_colours_from_a_terminal(terminal, monkeypatch):
+def test_no_color_removes_colours_on_a_terminal(terminal, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     screen = terminal()
     output.data(Text("red", "red"))

@@ -24,7 +24,7 @@ MINE = "mine: half a year's work\n"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def finished_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "run"
     config = RunConfig(
         methods=["vanilla", "pld"], limit=1, max_new_tokens=8, allow_noise=True, judge="sample"
@@ -35,10 +35,10 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def run(made, tmp_path, monkeypatch):
+def run(finished_run, tmp_path, monkeypatch):
     """Return a finished run in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(made, "run")
+    shutil.copytree(finished_run, "run")
     return Path("run")
 
 
@@ -52,7 +52,7 @@ def cli(capsys):
     return call
 
 
-def prompt_of(run):
+def get_prompt(run):
     return next(RunDir.open(run).prompts()).prompt_id
 
 
@@ -72,7 +72,7 @@ WRITES = {
 
 @pytest.mark.parametrize("name", WRITES)
 def test_user_s_file_is_replaced_only_with_overwrite(run, cli, name):
-    words = [prompt_of(run) if word == "ID" else word for word in WRITES[name]]
+    words = [get_prompt(run) if word == "ID" else word for word in WRITES[name]]
     file = Path("out") / name
     file.parent.mkdir(parents=True)
     file.write_text(MINE)
@@ -186,10 +186,10 @@ def test_costs_are_not_written_over_another_file(tmp_path, content):
 
 def test_costs_that_the_user_edited_stay(tmp_path):
     file = tmp_path / "costs.json"
-    ours = json.dumps({"schema": 1, "machine": {}, "curves": {}})
-    write_listed(file, ours)
+    costs_text = json.dumps({"schema": 1, "machine": {}, "curves": {}})
+    write_listed(file, costs_text)
     check_writable(file)
-    file.write_text(ours + " ")
+    file.write_text(costs_text + " ")
     with pytest.raises(UsageError, match="changed since") as caught:
         check_writable(file)
     assert "--overwrite" in caught.value.hint
@@ -250,12 +250,12 @@ def test_a_file_that_no_training_wrote_stays_whatever_its_name(
     tmp_path, monkeypatch, cli, name, fresh
 ):
     monkeypatch.chdir(tmp_path)
-    mine = Path("heads/training/embedded-medusa") / name
-    mine.parent.mkdir(parents=True)
-    mine.write_text(MINE)
+    user_file = Path("heads/training/embedded-medusa") / name
+    user_file.parent.mkdir(parents=True)
+    user_file.write_text(MINE)
     code, _, err = cli("train", "medusa", "--smoke", fresh, "--out", "heads")
     assert (code, "not written by a training" in err) == (2, True)
-    assert mine.read_text() == MINE
+    assert user_file.read_text() == MINE
 
 
 def test_fresh_training_leaves_other_files_beside_its_own(tmp_path):
@@ -287,7 +287,7 @@ def test_an_empty_training_makes_no_model_specbench_s(tmp_path, name):
         check_model(tmp_path, "head")
 
 
-def trained(cli, *words):
+def train_draft(cli, *words):
     """Train one small draft and fail unless that succeeds."""
     code, _, err = cli("train", "draft", "--smoke", "--out", "out", *words)
     assert code == 0, err
@@ -312,26 +312,26 @@ def trained(cli, *words):
 )
 def test_training_writes_into_no_folder_that_is_a_link(tmp_path, monkeypatch, cli, words, name):
     monkeypatch.chdir(tmp_path)
-    place, mine = Path("out", name), Path("mine")
-    place.parent.mkdir(parents=True)
-    mine.mkdir()
-    place.symlink_to(mine.resolve())
+    target_path, user_file = Path("out", name), Path("mine")
+    target_path.parent.mkdir(parents=True)
+    user_file.mkdir()
+    target_path.symlink_to(user_file.resolve())
     code, _, err = cli("train", *words, "--smoke", "--out", "out")
     assert (code, "is a link" in err) == (2, True), err
-    assert not list(mine.iterdir())
+    assert not list(user_file.iterdir())
 
 
 @pytest.mark.parametrize("name", ["seed-0/kl/alignment.json", "seed-0/kl/config.json"])
 def test_training_follows_no_link_in_a_model_folder(tmp_path, monkeypatch, cli, name):
     monkeypatch.chdir(tmp_path)
-    trained(cli)
-    mine = Path("mine.txt")
-    mine.write_text(MINE)
+    train_draft(cli)
+    user_file = Path("mine.txt")
+    user_file.write_text(MINE)
     Path("out", name).unlink()
-    Path("out", name).symlink_to(mine.resolve())
+    Path("out", name).symlink_to(user_file.resolve())
     code, _, err = cli("train", "draft", "--smoke", "--fresh", "--out", "out")
     assert (code, "is a link" in err) == (2, True)
-    assert mine.read_text() == MINE
+    assert user_file.read_text() == MINE
 
 
 @pytest.mark.parametrize(
@@ -352,13 +352,13 @@ def test_training_refuses_to_replace_a_user_s_file_before_it_begins(
     tmp_path, monkeypatch, cli, words, name, link
 ):
     monkeypatch.chdir(tmp_path)
-    mine, place = Path("mine.txt"), Path("out", name)
-    mine.write_text(MINE)
-    place.parent.mkdir(parents=True)
-    place.symlink_to(mine.resolve()) if link else place.write_text(MINE)
+    user_file, target_path = Path("mine.txt"), Path("out", name)
+    user_file.write_text(MINE)
+    target_path.parent.mkdir(parents=True)
+    target_path.symlink_to(user_file.resolve()) if link else target_path.write_text(MINE)
     code, _, err = cli("train", *words, "--smoke", "--out", "out")
     assert (code, "specbench did not write this" in err) == (2, True), err
-    assert (mine.read_text(), place.read_text()) == (MINE, MINE)
+    assert (user_file.read_text(), target_path.read_text()) == (MINE, MINE)
     assert not list(Path("out").rglob("*.safetensors"))
 
 

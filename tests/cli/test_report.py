@@ -1,4 +1,4 @@
-"""`specbench report RUN --prompt`: from a run with a faulty method to the place where it shows."""
+"""`specbench report RUN --prompt`: find where the output of a faulty method differs."""
 
 import json
 import shlex
@@ -38,13 +38,13 @@ class StaleRow(Method):
 
 @pytest.fixture
 def report(call_here, faulty_run, capsys):
-    """Runs `specbench report here` with more arguments."""
+    """Return a function that runs `specbench report here` with more arguments."""
     return lambda *args: call_here(capsys, "report", "here", *args)
 
 
 @pytest.fixture(scope="module")
 def faulty_run(call_here, figures):
-    """A run of a method whose target keeps a rejected token's row, beside a right one."""
+    """Run a correct method, and one whose target keeps the KV row of a rejected token."""
     Path("faulty.py").write_text(textwrap.dedent(FAULTY))
     args = ["run", "--plugin", "faulty.py", "--isolation", "none", "-m", "stale-row,pld"]
     args += [
@@ -64,18 +64,18 @@ def faulty_run(call_here, figures):
 
 @pytest.fixture
 def broken_prompt(faulty_run):
-    """A prompt on which the faulty method's output is wrong."""
+    """Return a prompt for which the output of the faulty method is wrong."""
     records = RunDir.open(Path("here")).records()
     return next(r.prompt_id for r in records if r.verdict and r.verdict.kind == "mismatch")
 
 
 @pytest.mark.smoke
-def test_a_planted_state_fault_exits_1(faulty_run):
+def test_a_faulty_method_is_exit_1(faulty_run):
     assert faulty_run == 1
 
 
 @pytest.mark.smoke
-def test_a_planted_state_fault_is_broken_in_every_output(report):
+def test_every_output_of_the_faulty_method_is_broken(report):
     code, out, _ = report()
     assert code == 0
     row = next(line for line in out.splitlines() if "stale-row" in line)
@@ -121,7 +121,7 @@ def test_all_methods_are_compared_unless_one_is_named(report, broken_prompt):
 
 
 @pytest.mark.smoke
-def test_with_out_who_computed_when_is_drawn_and_traced(report, broken_prompt, tmp_path):
+def test_with_out_a_timeline_is_drawn_and_a_trace_written(report, broken_prompt, tmp_path):
     code, out, _ = report("--prompt", broken_prompt, "-m", "stale-row", "--out", str(tmp_path))
     files = [Path(line) for line in out.splitlines()]
     assert code == 0
@@ -131,14 +131,14 @@ def test_with_out_who_computed_when_is_drawn_and_traced(report, broken_prompt, t
 
 
 @pytest.mark.smoke
-def test_latex_files_come_with_the_line_that_typesets_them(report):
+def test_latex_files_come_with_the_command_that_typesets_them(report):
     code, out, err = report("--to", "latex", "--out", "a paper")
     assert code == 0
     assert "a paper/latex/report.tex" in out.splitlines()
     assert err == f"to typeset: cd 'a paper/latex' && {TYPESET}\n"
 
 
-def test_unknown_names_are_exit_2_with_what_there_is(report, broken_prompt):
+def test_unknown_names_are_exit_2_with_the_known_ones(report, broken_prompt):
     code, _, err = report("--prompt", "mini/translation-999")
     assert code == 2
     assert "no prompt 'mini/translation-999'" in err
@@ -149,14 +149,14 @@ def test_unknown_names_are_exit_2_with_what_there_is(report, broken_prompt):
 
 
 @pytest.mark.smoke
-def test_runs_that_differ_are_exit_2_unless_forced(report, tmp_path):
+def test_incompatible_runs_are_exit_2_unless_forced(report, tmp_path):
     other = shutil.copytree("here", tmp_path / "there")
     assert report(str(other), "--to", "json", "--out", str(tmp_path / "both"))[0] == 0
-    whole = json.loads((tmp_path / "both" / "summary.json").read_text())
-    assert (whole["runs"], whole["passes"]) == (["here", "there"], 2)
+    summary = json.loads((tmp_path / "both" / "summary.json").read_text())
+    assert (summary["runs"], summary["passes"]) == (["here", "there"], 2)
     manifest = json.loads((other / "manifest.json").read_text())
     manifest["config"]["effective"]["seed"] = 2
-    manifest.pop("files")  # the digests of the records with seed 1
+    manifest.pop("files")  # these are the digests of the records with seed 1
     (other / "manifest.json").write_text(json.dumps(manifest))
     records = [json.loads(line) for line in (other / "records.jsonl").read_text().splitlines()]
     lines = [json.dumps({**record, "seed": 2}) for record in records]
@@ -181,7 +181,7 @@ def test_runs_that_differ_are_exit_2_unless_forced(report, tmp_path):
         (["a", "b", "--prompt", "mini/1"], "shows one run"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(call_here, capsys, args, message):
+def test_incompatible_options_are_refused(call_here, capsys, args, message):
     code, _, err = call_here(capsys, "report", *args)
     assert code == 2
     assert message in err

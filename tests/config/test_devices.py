@@ -1,4 +1,4 @@
-"""`--devices`: what is understood, and what is refused with a reason."""
+"""`--devices`: accepted forms and errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specbench_cli.config.run import RunConfig
         ({"target": "cpu:0", "draft": "cpu:1"}, "cpu:0", "cpu:1"),
     ],
 )
-def test_places_are_read_from_text_and_mappings(value, target, draft):
+def test_devices_are_read_from_text_and_mappings(value, target, draft):
     assert parse_devices(value) == {"target": target, "draft": draft}
     assert parse_devices(parse_devices(value)) == parse_devices(value)
 
@@ -43,12 +43,12 @@ def test_places_are_read_from_text_and_mappings(value, target, draft):
         ("target=cpu:0-3,draft=cpu:3-5", "gives core 3 to both target and draft"),
     ],
 )
-def test_places_that_make_no_sense_are_refused_with_the_reason(value, message):
+def test_invalid_devices_are_refused_with_a_reason(value, message):
     with pytest.raises(ValueError, match=message):
         parse_devices(value)
 
 
-def test_cores_are_written_as_they_are_typed():
+def test_cores_are_written_as_typed():
     assert parse_cores("cpu:0-3,6,5") == (0, 1, 2, 3, 5, 6)
     assert format_cores((0, 1, 2, 3, 5, 6, 9)) == "cpu:0-3,5-6,9"
     assert parse_cores("cpu") == parse_cores("cuda:1") == ()
@@ -58,7 +58,7 @@ def config(**given):
     return RunConfig.model_validate({"methods": ["vanilla"], **given})
 
 
-def test_the_target_is_where_the_devices_say_and_is_not_given_two_places():
+def test_the_main_device_is_the_target_s_and_must_match_the_option_device():
     assert config().main_device == "auto"
     assert config(devices="target=cuda:1,draft=cuda:0").main_device == "cuda:1"
     assert config(devices="target=cpu:0,draft=cpu:1", device="cpu").main_device == "cpu"
@@ -67,6 +67,6 @@ def test_the_target_is_where_the_devices_say_and_is_not_given_two_places():
         config(devices="target=cuda:1,draft=cuda:0", device="cuda")
 
 
-def test_devices_read_back_from_the_order_of_a_run():
+def test_devices_are_read_back_from_the_config_of_a_run():
     settings = config(devices="target=cpu:0,2,draft=cpu:1,3")
     assert RunConfig.model_validate_json(settings.model_dump_json()) == settings

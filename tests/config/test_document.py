@@ -1,4 +1,4 @@
-"""Reading YAML: plain values, a line for every key, no key twice."""
+"""Reading of YAML: plain values, a line number per key, no duplicate keys."""
 
 import os
 import time
@@ -26,20 +26,20 @@ def test_every_key_has_its_line(document):
     assert found.locate("set.sps.length") == "some.yaml:5"
 
 
-def test_key_that_an_alias_brought_has_the_line_of_what_stands_there(document):
+def test_a_key_from_an_alias_has_the_line_of_the_alias(document):
     found = document("set: &x\n  sps: {length: 7}\nsweep: *x\n")
     assert found.locate("sweep.sps.length") == "some.yaml:3"
 
 
-def test_empty_file_says_nothing(document):
+def test_an_empty_file_is_an_empty_document(document):
     assert document("# nothing\n").values == {}
 
 
-def test_what_an_alias_names_stands_in_both_places(document):
+def test_an_alias_has_the_value_of_its_anchor(document):
     assert document("a: &x {b: 1}\nc: *x\n").values == {"a": {"b": 1}, "c": {"b": 1}}
 
 
-LAUGHS = "a: &l0 [x, x]\n" + "".join(
+ALIAS_BOMB = "a: &l0 [x, x]\n" + "".join(
     f"l{n}: &l{n} [{', '.join(f'*l{n - 1}' for _ in range(10))}]\n" for n in range(1, 10)
 )
 
@@ -58,7 +58,7 @@ LAUGHS = "a: &l0 [x, x]\n" + "".join(
         (f"a: {'[' * 3000}{']' * 3000}", "some.yaml: it is nested too deeply"),
         ("b: 1\na: &x\n  b: *x\n", "some.yaml:2: an alias refers to the value that contains it"),
         ("a: &x [1, *x]\n", "some.yaml:1: an alias refers to the value"),
-        (LAUGHS, "some.yaml:6: aliases expand to 311,111 values, at most 100,000 are"),
+        (ALIAS_BOMB, "some.yaml:6: aliases expand to 311,111 values, at most 100,000 are"),
         ("a: 1\n---\nb: 2\n", "some.yaml:2: but found another document"),
     ],
 )

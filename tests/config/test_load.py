@@ -1,4 +1,4 @@
-"""Composing a run's configuration: precedence, sources, and errors in the user's own terms."""
+"""Composition of a run's configuration: precedence, sources and errors."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ ALIASES = {"ar": "vanilla", "sd": "sps"}
 
 
 class Registry:
-    """Resolves a few names, without importing anything."""
+    """Registry that resolves a few names without imports."""
 
     names = (*DEFAULT_METHODS, "echo")
 
@@ -60,22 +60,22 @@ def names(config):
         ("{1: 3}", "1 is not a name"),
     ],
 )
-def test_value_that_no_resumed_run_could_read_is_refused(compose, value, message):
+def test_a_value_that_a_resumed_run_could_not_read_is_refused(compose, value, message):
     with pytest.raises(UsageError) as refused:
         compose(own=f"methods:\n- name: sps\n  params: {{length: {value}}}\n")
     assert message in refused.value.message
 
 
-def test_half_a_character_is_refused_and_a_name_longer_than_any_files_is_no_file(compose):
+def test_a_lone_surrogate_is_refused_and_a_long_name_is_not_a_file(compose):
     with pytest.raises(UsageError, match="--target contains half a character"):
         compose(target="\udcff")
     assert compose(category="é" * 300)[0].category == ["é" * 300]
 
 
-# What is run when little is said
+# Defaults of a run without options
 
 
-def test_without_arguments_the_short_run_is_made(compose):
+def test_no_arguments_select_the_short_run(compose):
     config, sources = compose()
     assert (config.limit, config.max_new_tokens) == (12, 64)
     assert names(config) == list(DEFAULT_METHODS)
@@ -85,19 +85,19 @@ def test_without_arguments_the_short_run_is_made(compose):
 @pytest.mark.parametrize(
     "flags", [{"seed": 3}, {"threads": 2}, {"allow_noise": True}, {"device": "cpu"}]
 )
-def test_circumstances_leave_the_run_short(compose, flags):
+def test_options_of_the_environment_keep_the_run_short(compose, flags):
     assert compose(**flags)[0].limit == 12
 
 
 @pytest.mark.parametrize(
     "flags", [{"methods": ["sps"]}, {"tasks": ["mini"]}, {"temperature": 0.8}, {"repeats": 2}]
 )
-def test_saying_what_to_measure_makes_the_run_whole(compose, flags):
+def test_options_that_select_work_make_the_run_complete(compose, flags):
     config, _ = compose(**flags)
     assert (config.limit, config.max_new_tokens) == (None, None)
 
 
-def test_a_parameter_makes_the_run_whole(compose):
+def test_a_method_parameter_makes_the_run_complete(compose):
     assert compose(sets=["sps.length=7"])[0].limit is None
 
 
@@ -108,12 +108,12 @@ def test_vanilla_is_always_first(compose):
     assert names(compose(methods=["sps", "vanilla"])[0]) == ["vanilla", "sps"]
 
 
-def test_methods_are_repeated_and_listed_with_commas_and_never_twice(compose):
+def test_methods_are_listed_with_commas_or_repeated_options_without_duplicates(compose):
     config, _ = compose(methods=["sps, pld", "sps", "sd", "ar"])
     assert names(config) == ["vanilla", "sps", "pld"]
 
 
-def test_plugin_methods_are_run_where_no_method_is_named(compose):
+def test_plug_in_methods_run_if_no_method_is_named(compose):
     assert names(compose(plugins=["mine.py"])[0]) == ["vanilla", "echo"]
 
 
@@ -121,12 +121,12 @@ def test_plugin_methods_are_not_added_to_those_named(compose):
     assert names(compose(plugins=["mine.py"], methods=["sps"])[0]) == ["vanilla", "sps"]
 
 
-def test_rows_of_one_method_need_labels(compose):
+def test_two_entries_of_one_method_need_labels(compose):
     with pytest.raises(UsageError, match="two methods have the label 'sps'"):
         compose(own="methods: [sps, {name: sps, params: {length: 7}}]")
 
 
-def test_a_labelled_second_row_is_kept(compose):
+def test_a_labelled_second_entry_is_kept(compose):
     config, _ = compose(own="methods: [{name: ar, label: again}, {name: sd, label: s7}]")
     assert [row.label for row in config.methods] == ["vanilla", "again", "s7"]
 
@@ -138,7 +138,7 @@ def test_a_labelled_second_row_is_kept(compose):
         ("[{name: vanilla, label: again}, sps]", ["vanilla", "again", "sps"]),
     ],
 )
-def test_a_run_of_several_machines_always_has_an_aa_row(compose, methods, labels):
+def test_a_cluster_run_always_has_an_aa_entry(compose, methods, labels):
     config, _ = compose(own=f"methods: {methods}\nexecutor: ray")
     assert [row.label for row in config.methods] == labels
 
@@ -171,7 +171,7 @@ def test_set_beats_the_file_and_names_both_sources(compose):
     assert sources["set.sps.other"] == "specbench.yaml:2"
 
 
-def test_own_params_of_a_row_beat_the_set_block_but_not_the_flag(compose):
+def test_params_of_an_entry_override_the_set_block_but_not_the_flag(compose):
     own = "set: {sps: {length: 3, a: 3}}\nmethods: [{name: sps, params: {length: 4, a: 4}}]\n"
     config, _ = compose(sets=["sps.length=7"], own=own)
     assert config.methods[1].params == {"length": 7, "a": 4}
@@ -182,15 +182,15 @@ def test_lists_of_a_higher_source_replace_lower_ones(compose):
     assert names(config) == ["vanilla", "sps"]
 
 
-def test_empty_variable_counts_as_not_given(compose):
+def test_an_empty_environment_variable_is_ignored(compose):
     assert compose(env={"SPECBENCH_LIMIT": ""})[0].limit == 12
 
 
-def test_variables_of_other_programs_are_left_alone(compose):
+def test_environment_variables_of_other_programs_are_ignored(compose):
     compose(env={"SPECBENCH_DATA": "/data", "SPECBENCH_DEBUG": "1", "PATH": "/bin"})
 
 
-def test_no_folder_of_this_machine_gets_into_the_sources(compose, tmp_path):
+def test_sources_contain_no_local_path(compose, tmp_path):
     _, sources = compose(own="limit: 1", file="seed: 1")
     assert not any(str(tmp_path) in source for source in sources.values())
 
@@ -204,7 +204,7 @@ def test_values_of_set_are_yaml_scalars(compose, text, value):
     assert compose(sets=[f"hf:assisted.x={text}"])[0].set == {"hf:assisted": {"x": value}}
 
 
-def test_path_with_a_comma_is_one_task(compose, tmp_path):
+def test_a_path_with_a_comma_is_one_task(compose, tmp_path):
     path = tmp_path / "a,b.jsonl"
     path.touch()
     assert compose(tasks=[str(path), "mini,gsm8k"])[0].tasks == [str(path), "mini", "gsm8k"]
@@ -213,7 +213,7 @@ def test_path_with_a_comma_is_one_task(compose, tmp_path):
 # Profiles
 
 
-def test_profile_beats_the_defaults_and_nothing_else(compose):
+def test_a_profile_overrides_only_the_defaults(compose):
     config, sources = compose(
         profile="ci", limit=1, own="max_new_tokens: 5\n", env={"SPECBENCH_THREADS": "2"}
     )
@@ -225,16 +225,16 @@ def test_profile_beats_the_defaults_and_nothing_else(compose):
     assert config.profile == "ci"
 
 
-def test_profile_can_be_named_anywhere(compose):
+def test_a_profile_can_come_from_any_source(compose):
     assert compose(own="profile: ci")[0].limit == compose(profile="ci")[0].limit
     assert compose(env={"SPECBENCH_PROFILE": "smoke"})[0].profile == "smoke"
 
 
-def test_lossless_in_a_profile_is_what_the_registry_says(compose):
+def test_lossless_in_a_profile_means_the_registered_lossless_methods(compose):
     assert names(compose(profile="ci")[0]) == ["vanilla", "sps", "pld", "hf:vanilla"]
 
 
-def test_methods_of_a_plugin_are_measured_beside_those_of_the_profile(compose):
+def test_methods_of_a_plug_in_are_added_to_those_of_the_profile(compose):
     assert "echo" in names(compose(profile="ci", plugins=["mine.py"])[0])
     assert names(compose(profile="ci", methods=["sps"])[0]) == ["vanilla", "sps"]
 
@@ -311,13 +311,13 @@ def test_error_names_the_place_the_value_and_what_is_allowed(compose, flags, mes
     assert message in caught.value.message
 
 
-def test_all_errors_are_told_at_once(compose):
+def test_all_errors_are_reported_together(compose):
     with pytest.raises(UsageError) as caught:
         compose(limit=-1, own="seed: x\n")
     assert len(caught.value.message.splitlines()) == 2
 
 
-def test_set_of_an_option_of_the_run_is_answered_with_the_option(compose):
+def test_set_with_a_run_option_suggests_the_option(compose):
     with pytest.raises(UsageError) as caught:
         compose(sets=["max_new_tokens=3"])
     assert caught.value.hint == "--max-new-tokens VALUE"

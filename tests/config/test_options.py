@@ -29,7 +29,9 @@ from specbench_cli.errors import UsageError
 class Model(BaseModel):
     length: Annotated[int, Option(DECODING, "N", "Draft length.", short="-l")] = Field(5, ge=1)
     scale: Annotated[float, Option(DECODING, "X", "Scale.")] = 2.0
-    names: Annotated[list[str], Option(WHAT, "NAME", "Names.", complete=f"{__name__}:known")] = []
+    names: Annotated[
+        list[str], Option(WHAT, "NAME", "Names.", complete=f"{__name__}:known_options")
+    ] = []
     kind: Annotated[Literal["a", "b"], Option(WHAT, "KIND", "a or b.")] = "a"
     fast: Annotated[bool, Option(WHAT, None, "Be fast.", name="--quick")] = False
     rule: Annotated[str | None, Option(WHAT, "RULE", "x or y.", choices=("x", "y"))] = None
@@ -46,11 +48,11 @@ class Parsed(CommandOptions):
     rate: Annotated[float | None, Field(gt=0), Option(WHAT, "X", "Rate.")] = None
 
 
-def known() -> list[str]:
+def known_options() -> list[str]:
     return ["sps", "pld"]
 
 
-def called(*args: str) -> Any:
+def call_command(*args: str) -> Any:
     """Call a command with the options of a model, and return its arguments."""
     found: list[Any] = []
 
@@ -74,8 +76,8 @@ def parse(text: Parsed) -> None:
 found: list[Parsed] = []
 
 
-def parsed(*args: str, **env: str) -> Any:
-    """Call a command that takes a model, and return the model or the result of the call."""
+def parse_model(*args: str, **env: str) -> Any:
+    """Call a command that takes a model, and return the model or the call's result."""
     found.clear()
     app = typer.Typer()
     app.command()(build(parse))
@@ -84,8 +86,8 @@ def parsed(*args: str, **env: str) -> Any:
 
 
 def test_a_parsed_command_takes_the_model_with_its_defaults():
-    assert parsed("x") == Parsed(file=Path("x"))
-    values = parsed(
+    assert parse_model("x") == Parsed(file=Path("x"))
+    values = parse_model(
         "x", "-l", "7", "--layers", "1", "--layers", "2", "--kind", "b", "--drop", TEST_DATA="d"
     )
     assert values == Parsed(
@@ -105,33 +107,33 @@ def test_a_parsed_command_takes_the_model_with_its_defaults():
     ],
 )
 def test_a_parsed_command_refuses_values_beyond_the_bounds_of_a_field(args):
-    assert parsed(*args).exit_code == 2
+    assert parse_model(*args).exit_code == 2
 
 
-def test_a_value_that_the_parser_lets_pass_is_refused_by_the_model():
-    error = parsed("x", "--rate", "0").exception
+def test_the_model_refuses_a_value_that_the_parser_accepts():
+    error = parse_model("x", "--rate", "0").exception
     assert isinstance(error, UsageError)
     assert error.message == "--rate must be above 0, got 0.0"
 
 
-def test_the_settings_of_a_command_are_known_without_calling_it():
+def test_the_options_of_a_command_are_known_without_calling_it():
     assert [each.flag for each in command_option_fields(parse)] == [
         "FILE", "--length", "--layers", "--kind", "--keep", "--data", "--rate",
     ]  # fmt: skip
 
 
-def test_a_command_is_given_what_was_typed_as_it_was_typed():
-    assert called() == {}
-    values = called("-l", "007", "--names", "u", "--names", "v", "--quick", "--rule", "y")
+def test_a_command_gets_the_typed_values_unchanged():
+    assert call_command() == {}
+    values = call_command("-l", "007", "--names", "u", "--names", "v", "--quick", "--rule", "y")
     assert values == {"length": "007", "names": ["u", "v"], "fast": True, "rule": "y"}
 
 
 @pytest.mark.parametrize("args", [("--kind", "c"), ("--rule", "z"), ("--internal", "4")])
 def test_the_parser_refuses_other_choices_and_fields_without_an_option(args):
-    assert called(*args).exit_code == 2
+    assert call_command(*args).exit_code == 2
 
 
-def test_settings_are_in_the_order_of_the_panels_with_their_defaults():
+def test_options_are_in_panel_order_with_their_defaults():
     found = {each.name: each.default for each in option_fields(Model)}
     assert found == {
         "names": "none", "kind": "a", "fast": "off", "rule": "none", "length": "5", "scale": "2",

@@ -1,4 +1,4 @@
-"""Error texts: suggestions of known names, and many or long names."""
+"""Error texts: suggestions, long lists and long values."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from specbench_cli.tasks import task_names
     ("typed", "meant"),
     [("gsm", "gsm8k"), ("GSM-8K", "gsm8k"), ("mgs", "mgsm"), ("cnn-dm", "cnn_dm"), ("zebra", None)],
 )
-def test_a_name_that_begins_as_typed_comes_before_one_that_looks_like_it(typed, meant):
+def test_a_name_with_the_typed_prefix_precedes_a_similar_one(typed, meant):
     assert nearest(typed, task_names()) == meant
 
 
@@ -19,7 +19,7 @@ def test_a_name_that_begins_as_typed_comes_before_one_that_looks_like_it(typed, 
     ("typed", "meant"),
     [("spss", "sps"), ("eagle-3", "eagle3"), ("hf:assist", "hf:assisted"), ("hydra+", "hydra++")],
 )
-def test_a_method_that_was_nearly_typed_is_found(typed, meant):
+def test_a_misspelled_method_is_found(typed, meant):
     assert did_you_mean(typed, built_in_methods()) == f"; did you mean {meant!r}?"
 
 
@@ -27,13 +27,13 @@ def test_a_very_long_word_is_not_compared_with_known_names():
     assert nearest("s" * 10_000_000, built_in_methods()) is None
 
 
-def test_of_many_names_the_first_ones_are_listed_and_the_rest_is_counted():
+def test_a_long_list_of_names_is_cut_and_the_rest_counted():
     assert join_names("abc") == "a, b, c"
     assert join_names(map(str, range(13))).endswith("11, 12")
     assert join_names(map(str, range(14))).endswith("10, 11 and 2 more")
     assert len(join_names(["x" * 1000] * 1000)) < 1200
 
 
-def test_a_value_in_an_error_is_no_longer_than_a_line():
+def test_a_value_in_an_error_is_cut_to_one_line():
     assert shorten("sps") == "sps"
     assert shorten("9" * 100_000) == "9" * 80 + "..."

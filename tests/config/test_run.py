@@ -1,4 +1,4 @@
-"""RunConfig: what it allows, what it derives, and that it survives the manifest."""
+"""RunConfig: allowed values, derived values and storage in the manifest."""
 
 import json
 
@@ -40,7 +40,7 @@ def test_verification_follows_the_temperature(temperature, verify, derived):
 
 
 @pytest.mark.parametrize("verify", ["rejection", "block", "coupled"])
-def test_rule_for_sampling_is_refused_at_temperature_zero(verify):
+def test_sampling_rules_are_refused_at_temperature_0(verify):
     with pytest.raises(ValidationError, match="needs a temperature above 0"):
         config(verify=verify)
 
@@ -92,21 +92,21 @@ def test_replay_is_allowed_at_any_temperature(temperature, rule):
 
 
 @pytest.mark.parametrize(("short", "full"), [("fp32", "float32"), ("bf16", "bfloat16")])
-def test_short_dtype_names_are_understood(short, full):
+def test_short_dtype_names_are_accepted(short, full):
     assert config(dtype=short).dtype == full
 
 
-def test_row_is_called_by_its_method_unless_labelled():
+def test_an_entry_is_named_by_its_method_unless_labelled():
     run = config(methods=["sps", {"name": "sps", "label": "sps-7", "params": {"length": 7}}])
     assert [row.label for row in run.methods] == ["sps", "sps-7"]
 
 
-def test_two_rows_of_one_label_are_refused():
+def test_two_entries_with_one_label_are_refused():
     with pytest.raises(ValidationError, match="two methods have the label 'sps'"):
         config(methods=["sps", {"name": "sps", "params": {"length": 7}}])
 
 
-def test_nothing_can_be_changed_afterwards():
+def test_a_config_is_immutable():
     with pytest.raises(ValidationError):
         config().limit = 3
 
@@ -122,19 +122,19 @@ def test_nothing_can_be_changed_afterwards():
         set=st.just({"sps": {"length": 7}}),
     )
 )
-def test_config_survives_the_manifest(values):
+def test_a_config_is_read_back_from_the_manifest(values):
     run = config(**values)
     stored = json.loads(json.dumps(run.model_dump(mode="json")))
     assert RunConfig.model_validate(stored) == run
 
 
-def test_a_temperature_that_leaves_no_digits_is_refused():
+def test_a_temperature_without_precision_in_float32_is_refused():
     with pytest.raises(ValidationError, match=r"must be 0 \(greedy\) or at least 0\.001"):
         config(temperature=1e-40, verify="coupled")
 
 
 @pytest.mark.parametrize("value", [1e-40, "1e-40", 5e-324, 1e39, "1e300"])
-def test_temperature_that_leaves_float32_no_numbers_is_refused_with_what_is_allowed(value):
+def test_a_temperature_that_overflows_float32_is_refused(value):
     with pytest.raises(ValueError, match=r"must be (0 \(greedy\) or at least|at most) "):
         RunConfig(methods=["vanilla"], temperature=value)
 
@@ -148,6 +148,6 @@ def test_every_temperature_that_is_allowed_gives_probabilities(temperature, top_
     assert torch.allclose(p.sum(-1), torch.ones(2)) and p[0, 2] == 0 and p[0].argmax() == 3
 
 
-def test_top_p_that_float32_holds_as_0_is_refused():
+def test_a_top_p_that_is_0_in_float32_is_refused():
     with pytest.raises(ValueError, match=r"greater than or equal to 0\.000000001"):
         RunConfig(methods=["vanilla"], temperature=1, top_p=5e-324)

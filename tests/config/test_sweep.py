@@ -1,4 +1,4 @@
-"""Sweeps: what is understood as a range or a list, and which rows a run then has."""
+"""Sweeps: accepted ranges and lists, and the methods that a run then has."""
 
 import re
 
@@ -13,7 +13,7 @@ from specbench_cli.errors import UsageError
 
 
 class Registry:
-    """Resolves a few names, without importing anything."""
+    """Registry that resolves a few names without imports."""
 
     def resolve(self, name):
         return {"sd": "sps"}.get(name, name)
@@ -56,7 +56,7 @@ def labels(config):
         ("a:b", ["a:b"]),
     ],
 )
-def test_ranges_and_lists_hold_both_ends_and_every_kind_of_value(text, found):
+def test_ranges_and_lists_include_both_ends_and_all_types(text, found):
     assert parse_values(text) == found
     assert [type(value) for value in parse_values(text)] == [type(value) for value in found]
 
@@ -80,19 +80,19 @@ def test_ranges_and_lists_hold_both_ends_and_every_kind_of_value(text, found):
         ("0:1e999999999:1", "must be a range a:b:step"),
     ],
 )
-def test_what_is_no_sweep_is_told_with_what_is_allowed(text, message):
+def test_an_invalid_sweep_names_the_allowed_forms(text, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         parse_values(text)
 
 
 @given(st.integers(-50, 50), st.integers(0, MAX_ROWS - 1), st.integers(1, 9))
-def test_range_has_every_step_from_end_to_end(first, steps, step):
+def test_a_range_has_every_step_including_both_ends(first, steps, step):
     last = first + steps * step
     assert parse_values(f"{first}:{last}:{step}") == list(range(first, last + 1, step))
     assert parse_values(f"{last}:{first}:{-step}") == list(range(last, first - 1, -step))
 
 
-def test_rows_are_called_by_what_is_swept_and_are_a_product():
+def test_swept_entries_are_a_product_with_labels():
     found = expand_method(
         {"name": "pld", "params": {"rule": "author"}}, {"ngram": [1, 2], "length": [5]}
     )
@@ -100,7 +100,7 @@ def test_rows_are_called_by_what_is_swept_and_are_a_product():
     assert found[1]["params"] == {"rule": "author", "ngram": 2, "length": 5}
 
 
-def test_method_has_a_row_a_value_and_the_others_stay(compose):
+def test_a_swept_method_has_one_entry_per_value(compose):
     config, sources = compose("sd.length=3,5,heuristic", methods=["sps", "pld"])
     assert labels(config) == [
         "vanilla", "sps length=3", "sps length=5", "sps length=heuristic", "pld"
@@ -109,15 +109,15 @@ def test_method_has_a_row_a_value_and_the_others_stay(compose):
     assert sources["sweep.sps.length"] == "--sweep"
 
 
-def test_swept_methods_are_run_where_no_method_is_named(compose):
+def test_swept_methods_run_if_no_method_is_named(compose):
     assert labels(compose("pld.ngram=1,2")[0]) == ["vanilla", "pld ngram=1", "pld ngram=2"]
 
 
-def test_sweep_makes_the_run_whole(compose):
+def test_a_sweep_makes_the_run_complete(compose):
     assert compose("pld.ngram=1,2")[0].limit is None
 
 
-def test_labelled_rows_of_one_method_are_swept_each(compose):
+def test_every_labelled_entry_of_a_method_is_swept(compose):
     own = (
         "methods: [sps, {name: sps, label: wide, params: {max: 9}}]\nsweep: {sps: {length: 2:4:2}}"
     )
@@ -127,23 +127,23 @@ def test_labelled_rows_of_one_method_are_swept_each(compose):
 
 
 @pytest.mark.parametrize("written", ["1:3:1", "'1:3:1'", "[1, 2, 3]", '"1,2,3"'])
-def test_config_file_sweeps_too_though_yaml_takes_a_range_for_a_number(compose, written):
+def test_a_config_file_can_sweep_although_yaml_reads_a_range_as_a_number(compose, written):
     config, sources = compose(own=f"seed: 3\nsweep:\n  sps: {{length: {written}}}\n")
     assert labels(config)[1:] == ["sps length=1", "sps length=2", "sps length=3"]
     assert sources["sweep.sps.length"] == "specbench.yaml:3"
 
 
-def test_command_line_beats_the_file(compose):
+def test_a_sweep_on_the_command_line_overrides_the_file(compose):
     config, _ = compose("sps.length=7,8", own="sweep: {sps: {length: 1:3:1, max: [9]}}")
     assert labels(config)[1:] == ["sps length=7 max=9", "sps length=8 max=9"]
 
 
-def test_sweep_beats_what_a_file_sets(compose):
+def test_a_sweep_overrides_the_parameters_of_a_file(compose):
     config, _ = compose("sps.length=7", own="set: {sps: {length: 3, max: 4}}")
     assert config.methods[1].params == {"length": 7, "max": 4}
 
 
-def test_tuned_run_keeps_its_rows_and_takes_the_sweep_for_candidates(compose):
+def test_a_tuned_run_uses_the_sweep_as_candidates(compose):
     config, _ = compose("sps.length=1:3:1", tune="4")
     assert labels(config) == ["vanilla", "sps"]
     assert config.sweep == {"sps": {"length": [1, 2, 3]}}

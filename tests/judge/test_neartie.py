@@ -1,4 +1,4 @@
-"""Where near-ties may arise, and which of them width alone explains."""
+"""Tests of near-ties: their probabilities, and whether the batch width explains them."""
 
 import math
 
@@ -30,33 +30,33 @@ def chances(row, chosen, reach=1.0, kept=None):
 @pytest.mark.parametrize(
     ("gap", "chance"), [(0.0, 0.5), (0.5, 0.25), (1.0, 0.0), (7.0, 0.0), (-0.5, 0.75), (-3.0, 1.0)]
 )
-def test_a_rival_overtakes_the_less_the_farther_it_is(gap, chance):
+def test_probability_of_a_flip_falls_with_the_gap(gap, chance):
     assert chances([2.0, 2.0 - gap, -9.0], 0) == pytest.approx(chance)
 
 
-def test_rivals_add_up_to_at_most_one():
+def test_flip_probabilities_add_up_to_at_most_1():
     assert chances([1.0, 1.0, 1.0], 0) == 1.0
     assert chances([1.0] * 9, 0) == 1.0
 
 
-def test_nothing_flips_where_nothing_rounds():
+def test_no_flip_without_rounding():
     assert chances([1.0, 1.0], 0, reach=0.0) == 0.0
 
 
-def test_a_rival_surely_outside_the_cuts_cannot_win():
+def test_a_token_certainly_cut_has_no_flip_probability():
     inside = torch.tensor([[True, False, False]])
     assert chances([0.0, 5.0, -9.0], 0, kept=(inside, ~inside)) == 0.0
 
 
-def test_what_rounding_keeps_is_kept_half_the_time():
+def test_a_token_at_the_cut_is_kept_half_of_the_time():
     inside, outside = torch.tensor([[True, False]]), torch.tensor([[False, False]])
     assert chances([0.0, 5.0], 0, kept=(inside, outside)) == 0.5
     assert chances([0.0, 5.0], 1, kept=(inside, outside)) == 0.5
 
 
 @given(st.integers(0, 10**6))
-def test_the_bound_holds_for_programs_that_round_within_the_reach(seed):
-    """Each score is off by a uniform error of at most half the reach: gaps by at most all."""
+def test_the_bound_holds_for_rounding_errors_within_the_reach(seed):
+    """Each score has a uniform error of at most half of `reach`, so a gap has at most `reach`."""
     generator = torch.Generator().manual_seed(seed)
     row = torch.randn(5, generator=generator)
     errors = torch.rand(2000, 5, generator=generator) - 0.5
@@ -65,9 +65,11 @@ def test_the_bound_holds_for_programs_that_round_within_the_reach(seed):
     assert flipped <= bound + 4 * math.sqrt(0.25 / 2000)
 
 
-class Wide(Decoder):
-    """Logits follow from the last token and its position; where several tokens are read at once,
-    token 7 is ahead of token 6 by a hair, where one is, behind."""
+class WidthDependentDecoder(Decoder):
+    """A decoder whose choice depends on the number of tokens in a forward.
+
+    For several tokens, token 7 is 1e-5 above token 6. For one token, it is 1e-5 below.
+    """
 
     def __init__(self) -> None:
         self.name, self.vocab_size, self.n_layers, self.hidden_size = "target", VOCAB, 1, 1
@@ -88,7 +90,7 @@ class Wide(Decoder):
 
 
 class Rows:
-    """A state that counts."""
+    """A KV cache that stores only its length."""
 
     by_row = True
 
@@ -108,34 +110,38 @@ def request(n):
 
 
 def steps(*pairs):
-    """Steps that drafted and committed so many."""
+    """Return the counters of steps, from pairs of drafted and committed tokens."""
     drafted, committed = ([pair[at] for pair in pairs] for at in (0, 1))
     accepted = [n - 1 for n in committed]
     return Steps(drafted, drafted, drafted, accepted, committed)
 
 
-def test_a_choice_made_in_a_wide_block_is_explained_by_its_width():
+def test_a_choice_in_a_wide_block_is_explained_by_its_width():
     ids = [7, 7, 7, 6]  # the prompt is wide, then a block of 3, then one token alone
-    assert width_explains(Wide(), Sampling(), request(4), ids, steps((2, 2), (0, 1)))
-    assert not width_explains(Wide(), Sampling(), request(4), ids, steps((0, 1), (0, 1), (0, 1)))
+    assert width_explains(
+        WidthDependentDecoder(), Sampling(), request(4), ids, steps((2, 2), (0, 1))
+    )
+    assert not width_explains(
+        WidthDependentDecoder(), Sampling(), request(4), ids, steps((0, 1), (0, 1), (0, 1))
+    )
 
 
-def test_a_block_wider_than_what_is_left_of_the_output_is_padded():
-    assert width_explains(Wide(), Sampling(), request(3), [7, 7, 7], steps((9, 2)))
+def test_a_block_longer_than_the_output_is_padded():
+    assert width_explains(WidthDependentDecoder(), Sampling(), request(3), [7, 7, 7], steps((9, 2)))
 
 
-def test_under_coupling_the_keyed_noise_decides():
+def test_width_is_checked_with_the_noise_of_coupled_sampling():
     rows = torch.zeros(3, VOCAB)
     rows[:, 6], rows[:, 7] = 1.0, 1.0 + 1e-5
     noise = Noise(COUPLED.seed, "test/1", 1, VOCAB, torch.device("cpu")).rows(0, 3)
     ids = (log_warp(rows, COUPLED) + noise).argmax(-1).tolist()
-    assert width_explains(Wide(), COUPLED, request(3), ids, steps((1, 2)))
+    assert width_explains(WidthDependentDecoder(), COUPLED, request(3), ids, steps((1, 2)))
     wrong = [(ids[0] + 1) % VOCAB, *ids[1:]]
-    assert not width_explains(Wide(), COUPLED, request(3), wrong, steps((1, 2)))
+    assert not width_explains(WidthDependentDecoder(), COUPLED, request(3), wrong, steps((1, 2)))
 
 
-class Oracle(torch.nn.Module):
-    """Says of a transformers module what a judge asks: fixed logits, whatever was read."""
+class FakeModule(torch.nn.Module):
+    """A fake transformers module that always returns the same logits."""
 
     def __init__(self, row, rounding=1e-4):
         super().__init__()
@@ -154,36 +160,42 @@ ROW = [0.0] * 6 + [1.0, 1.0 - 1e-4] + [0.0] * 4
 
 
 def judge(sampling=None, decoder=None, row=ROW):
-    module = Oracle(row)
+    module = FakeModule(row)
     return OutputJudge(lambda: module, sampling or Sampling(), lambda: [[1, 2, 3]], decoder)
 
 
-def test_chances_of_vanillas_output_follow_from_its_gaps():
+def test_flip_probabilities_of_vanillas_output_follow_from_its_gaps():
     found = judge().flip_chances(request(2), [6, 6])
     assert found == pytest.approx([0.375, 0.375], abs=1e-3)  # tolerance 2e-4, gap 1e-4
 
 
-def test_a_near_tie_says_whether_width_explains_it():
+def test_a_near_tie_verdict_has_whether_width_explains_it():
     ids, reference = [7, 7], [6, 6]
-    verdict = judge(decoder=Wide()).compare(request(2), reference, ids, steps((1, 1)))
+    verdict = judge(decoder=WidthDependentDecoder()).compare(
+        request(2), reference, ids, steps((1, 1))
+    )
     assert (verdict.kind, verdict.rounding) == ("near-tie", True)
-    verdict = judge(decoder=Wide()).compare(request(2), reference, ids, steps((0, 1)))
+    verdict = judge(decoder=WidthDependentDecoder()).compare(
+        request(2), reference, ids, steps((0, 1))
+    )
     assert (verdict.kind, verdict.rounding) == ("near-tie", False)
 
 
-def test_without_steps_nobody_asks_what_width_explains():
-    verdict = judge(decoder=Wide()).compare(request(2), [6, 6], [7, 7])
+def test_width_is_not_checked_without_steps():
+    verdict = judge(decoder=WidthDependentDecoder()).compare(request(2), [6, 6], [7, 7])
     assert (verdict.kind, verdict.rounding) == ("near-tie", None)
 
 
-def test_coupled_chances_leave_out_what_the_cuts_do():
+def test_coupled_flip_probabilities_include_tokens_at_the_cut():
     sampling = Sampling("coupled", 1.0, top_k=1, seed=2)
     sure = [0.0] * 6 + [1.0, 0.5] + [0.0] * 4
     assert judge(sampling, row=sure).flip_chances(request(4), [6] * 4) == [0.0] * 4
-    assert min(judge(sampling).flip_chances(request(4), [6] * 4)) > 0.4  # who is cut is rounding's
+    assert (
+        min(judge(sampling).flip_chances(request(4), [6] * 4)) > 0.4
+    )  # rounding decides which token is cut
 
 
-def test_log_likelihood_is_that_of_the_warped_distribution():
+def test_log_likelihood_uses_the_warped_distribution():
     sampling = Sampling("rejection", 0.5)
     distribution = (torch.tensor(ROW) / 0.5).log_softmax(-1)
     expected = float(distribution[6] + distribution[0])
@@ -192,14 +204,14 @@ def test_log_likelihood_is_that_of_the_warped_distribution():
     )
 
 
-def test_log_likelihood_of_a_token_beyond_the_cuts_is_finite():
+def test_log_likelihood_of_a_cut_token_is_finite():
     sampling = Sampling("rejection", 0.5, top_k=2)
     assert all(map(math.isfinite, judge(sampling).compute_likelihood(request(2), [6, 0]).log_probs))
 
 
 @pytest.mark.parametrize("steps_allowed", [2, 3, 4])
 def test_the_bound_holds_on_the_grid_of_half_precision(steps_allowed):
-    """Scores on a grid whose steps are errors: ties are broken by the lower id, half the time."""
+    """Scores are rounded to a grid. Ties are broken by the lower id, which is half of the time."""
     generator = torch.Generator().manual_seed(steps_allowed)
     for gap in range(steps_allowed + 1):
         errors = torch.randint(-steps_allowed, steps_allowed + 1, (4000,), generator=generator)

@@ -1,4 +1,4 @@
-"""Identical, near-tie or mismatch: by the ids, the way they end, and transformers' own logits."""
+"""Tests of verdicts: identical, near-tie or mismatch."""
 
 import math
 from dataclasses import replace
@@ -37,7 +37,7 @@ SAMPLINGS = pytest.mark.parametrize(
 )
 
 
-def tiny(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+def make_tiny_model(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -58,8 +58,8 @@ TIED = (7, 8)
 
 @pytest.fixture(scope="module")
 def module() -> LlamaForCausalLM:
-    """A model in which tokens 7 and 8 always tie, and lead after the third token."""
-    module = tiny()
+    """A model in which tokens 7 and 8 always tie, and are the best from the third token on."""
+    module = make_tiny_model()
     with torch.no_grad():
         module.lm_head.weight[EOS] = 0.0
         row = module.lm_head.weight[decode(module, GREEDY, [])[3]].clone()
@@ -70,7 +70,7 @@ def module() -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module")
 def tie(module):
-    """Where a greedy output chose between the tied tokens, and the output with the other one."""
+    """The position of a tie in a greedy output, and the output with the other tied token."""
     reference = decode(module, GREEDY, [])
     position = next(i for i, token in enumerate(reference) if token in TIED)
     other = sum(TIED) - reference[position]
@@ -78,7 +78,7 @@ def tie(module):
 
 
 def scores(module, sampling: Sampling, ids: list[int]) -> torch.Tensor:
-    """Decision scores of the token after `ids`."""
+    """Return the decision scores of the token after `ids`."""
     with torch.no_grad():
         row = module(torch.tensor([[*PROMPT, *ids]])).logits[0, -1]
     if sampling.rule == "greedy":
@@ -88,7 +88,7 @@ def scores(module, sampling: Sampling, ids: list[int]) -> torch.Tensor:
 
 
 def decode(module, sampling: Sampling, ids: list[int], *, stop: StopRule = STOP) -> list[int]:
-    """Go on from `ids` as vanilla would."""
+    """Continue `ids` as vanilla does."""
     while stop.truncate((), ids)[1] is None:
         ids = [*ids, int(scores(module, sampling, ids).argmax())]
     return ids
@@ -96,7 +96,7 @@ def decode(module, sampling: Sampling, ids: list[int], *, stop: StopRule = STOP)
 
 @pytest.fixture
 def judge(module):
-    """A verdict on ids, the reference being vanilla's own."""
+    """Return a function that compares ids with the reference, by default vanilla's output."""
 
     def verdict(sampling, ids, reference=None, *, stop=STOP, oracle=lambda: module) -> Verdict:
         judge = OutputJudge(oracle, sampling, lambda: [list(range(2, 40))])
@@ -111,33 +111,33 @@ def fail() -> None:
 
 
 @SAMPLINGS
-def test_equal_ids_are_identical_and_load_no_oracle(module, judge, sampling):
+def test_equal_ids_are_identical_without_loading_the_oracle(module, judge, sampling):
     ids = decode(module, sampling, [])
     assert judge(sampling, ids, oracle=fail) == Verdict("identical")
 
 
 @SAMPLINGS
 @pytest.mark.parametrize("position", [0, 4, BUDGET - 1])
-def test_planted_wrong_token_is_a_mismatch_with_its_place(module, judge, sampling, position):
+def test_wrong_token_is_a_mismatch_with_its_position(module, judge, sampling, position):
     reference = decode(module, sampling, [])
-    right = scores(module, sampling, reference[:position])
-    right[EOS] = -math.inf
-    worse = right.masked_fill(right < right.max() - 0.1, -math.inf)
-    wrong = int(right.masked_fill(worse.isfinite(), -math.inf).argmax())
+    best_scores = scores(module, sampling, reference[:position])
+    best_scores[EOS] = -math.inf
+    worse = best_scores.masked_fill(best_scores < best_scores.max() - 0.1, -math.inf)
+    wrong = int(best_scores.masked_fill(worse.isfinite(), -math.inf).argmax())
     verdict = judge(sampling, decode(module, sampling, [*reference[:position], wrong]))
     assert (verdict.kind, verdict.position) == ("mismatch", position)
     assert verdict.expected == reference[position]
-    assert verdict.gap == pytest.approx(float(right.max() - right[wrong]), abs=1e-4)
+    assert verdict.gap == pytest.approx(float(best_scores.max() - best_scores[wrong]), abs=1e-4)
 
 
-def test_planted_tie_is_a_near_tie_without_a_gap(judge, tie):
+def test_other_tied_token_is_a_near_tie_without_a_gap(judge, tie):
     position, other = tie
     verdict = judge(GREEDY, other)
     assert (verdict.kind, verdict.position, verdict.expected) == ("near-tie", position, 7)
     assert verdict.gap == pytest.approx(0.0, abs=1e-6)
 
 
-def test_a_bug_behind_a_tie_is_a_mismatch(module, judge, tie):
+def test_a_wrong_token_after_a_tie_is_a_mismatch(module, judge, tie):
     position, other = tie
     wrong = int(scores(module, GREEDY, other[:-1]).argmin())
     verdict = judge(GREEDY, [*other[:-1], wrong])
@@ -146,7 +146,7 @@ def test_a_bug_behind_a_tie_is_a_mismatch(module, judge, tie):
 
 
 @SAMPLINGS
-def test_outputs_that_end_wrongly_are_mismatches(module, judge, sampling):
+def test_outputs_with_a_wrong_end_are_mismatches(module, judge, sampling):
     reference = decode(module, sampling, [])
     assert judge(sampling, reference[:7], oracle=fail) == Verdict("mismatch", 7, None, reference[7])
     too_long = [*reference, 5]
@@ -185,7 +185,7 @@ def test_noise_of_another_prompt_is_a_mismatch(module, judge):
 
 
 @SAMPLINGS
-def test_gaps_of_a_right_output_are_within_the_tolerance(module, sampling):
+def test_gaps_of_a_correct_output_are_within_the_tolerance(module, sampling):
     ids = decode(module, sampling, [])
     judge = OutputJudge(lambda: module, sampling, lambda: [list(range(2, 40))])
     gaps = judge.gaps(Request("test/1", 1, PROMPT, STOP), ids)
@@ -193,19 +193,19 @@ def test_gaps_of_a_right_output_are_within_the_tolerance(module, sampling):
     assert all(0 <= gap < 1e-5 for gap in gaps)
 
 
-def test_a_token_beyond_the_cut_is_a_mismatch_however_lucky(module, judge):
-    """Its noise may be as large as it likes: its distribution is 0."""
+def test_a_cut_token_is_a_mismatch(module, judge):
+    """A cut token has probability 0, however large its noise is."""
     sampling = Sampling(rule="coupled", temperature=1.0, top_k=1, seed=3)
     reference = decode(module, sampling, [])
     open_scores = scores(module, Sampling(rule="coupled", temperature=1.0, seed=3), [])
-    lucky = int(open_scores.argmax())
-    assert lucky not in (reference[0], EOS)
-    verdict = judge(sampling, decode(module, sampling, [lucky]))
+    token_with_most_noise = int(open_scores.argmax())
+    assert token_with_most_noise not in (reference[0], EOS)
+    verdict = judge(sampling, decode(module, sampling, [token_with_most_noise]))
     assert (verdict.kind, verdict.position) == ("mismatch", 0)
 
 
-def test_tokens_that_tie_at_the_cut_may_both_be_chosen(module, judge, tie):
-    """Top-1 keeps one of the tied tokens: which one is rounding's choice, whatever the noise."""
+def test_tied_tokens_at_the_cut_are_near_ties(module, judge, tie):
+    """Top-1 keeps one of the tied tokens. Rounding decides which one."""
     sampling = Sampling(rule="coupled", temperature=1.0, top_k=1, seed=3)
     position, other = tie
     reference = decode(module, GREEDY, [])
@@ -231,44 +231,46 @@ def test_cut_bounds_enclose_the_cut(logits, top_k, top_p, tolerance):
 
 
 @pytest.mark.parametrize("mass", [0.6, 0.9, 0.99])
-def test_a_top_p_cut_moves_as_far_as_scores_can_move_a_mass(mass):
-    """And not by as much as scores do: a mass of 0.9 is not 1.2 where scores are off by 0.3."""
-    by = 0.3
+def test_top_p_bounds_are_bounds_on_the_mass(mass):
+    """The bound is on the probability mass: a mass of 0.9 does not become 1.2."""
+    error = 0.3
     rows = torch.tensor([[mass, 1 - mass]]).log()
-    least = (rows + torch.tensor([-by, by])).softmax(-1)[0, 0].item()  # what top-p must be above
-    for top_p, kept in ((least + 1e-3, True), (least - 1e-3, False)):
-        floor, _ = cut_bounds(rows, Sampling("coupled", 1.0, top_p=top_p), by)
+    min_mass = (
+        (rows + torch.tensor([-error, error])).softmax(-1)[0, 0].item()
+    )  # smallest mass of the first token
+    for top_p, kept in ((min_mass + 1e-3, True), (min_mass - 1e-3, False)):
+        floor, _ = cut_bounds(rows, Sampling("coupled", 1.0, top_p=top_p), error)
         assert (rows[0, 1] >= floor[0]).item() is kept
 
 
 @SAMPLINGS
-def test_the_reference_itself_is_judged(module, sampling):
+def test_the_reference_is_checked(module, sampling):
     judge = OutputJudge(lambda: module, sampling, lambda: [list(range(2, 40))])
     request = Request("test/1", 1, PROMPT, STOP)
     ids = decode(module, sampling, [])
     assert judge.judge_reference(request, ids) == Verdict("reference", gap=0.0)
     assert judge.facts() is None  # no tolerance was needed
-    right = scores(module, sampling, ids[:4])
-    right[EOS] = -math.inf
-    wrong = decode(module, sampling, [*ids[:4], int(right.argmin())])
+    best_scores = scores(module, sampling, ids[:4])
+    best_scores[EOS] = -math.inf
+    wrong = decode(module, sampling, [*ids[:4], int(best_scores.argmin())])
     found = judge.judge_reference(request, wrong)
     assert (found.kind, found.position, found.expected) == ("mismatch", 4, ids[4])
     assert judge.judge_reference(request, ids[:7]) == Verdict("mismatch", 7, None, None)
 
 
-def test_no_output_is_tied_with_a_reference_that_is_wrong(module, judge):
-    right = decode(module, GREEDY, [])
-    row = scores(module, GREEDY, right[:3])
+def test_a_wrong_reference_has_no_near_ties(module, judge):
+    best_scores = decode(module, GREEDY, [])
+    row = scores(module, GREEDY, best_scores[:3])
     row[EOS] = -math.inf
-    worse = decode(module, GREEDY, [*right[:3], int(row.argmin())])
-    verdict = judge(GREEDY, right, worse)
+    worse = decode(module, GREEDY, [*best_scores[:3], int(row.argmin())])
+    verdict = judge(GREEDY, best_scores, worse)
     assert (verdict.kind, verdict.position) == ("mismatch", 3)
     assert verdict.gap > 0.1
 
 
-def test_logits_that_are_no_numbers_give_no_verdict(module, judge):
-    right = decode(module, GREEDY, [])
-    other = [(right[0] + 1) % VOCAB, *right[1:]]
+def test_non_finite_logits_are_an_error(module, judge):
+    best_scores = decode(module, GREEDY, [])
+    other = [(best_scores[0] + 1) % VOCAB, *best_scores[1:]]
 
     class Nothing(torch.nn.Module):
         dtype, device = module.dtype, module.device
@@ -279,12 +281,12 @@ def test_logits_that_are_no_numbers_give_no_verdict(module, judge):
             return out
 
     with pytest.raises(NonFiniteLogits, match=f"output token {BUDGET - 3}: "):
-        judge(GREEDY, other, right, oracle=Nothing)
+        judge(GREEDY, other, best_scores, oracle=Nothing)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tolerance_is_twice_the_difference_and_below_its_ceiling(dtype):
-    found = measure_tolerance(tiny(dtype), [[5] * 30, list(range(2, 40))], positions=50)
+def test_tolerance_is_twice_the_largest_difference_and_below_its_ceiling(dtype):
+    found = measure_tolerance(make_tiny_model(dtype), [[5] * 30, list(range(2, 40))], positions=50)
     assert found.positions == 50
     assert found.ceiling == CEILING[dtype]
     assert 0 < found.value == min(2 * found.largest, found.ceiling)
@@ -303,7 +305,7 @@ def test_coupled_tolerance_is_divided_by_the_temperature(module):
     assert coupled._allowed_gap == pytest.approx(greedy._allowed_gap / COUPLED.temperature)
 
 
-def test_the_manifest_learns_the_tolerance_once_it_was_needed(module):
+def test_facts_have_the_tolerance_only_if_it_was_measured(module):
     judge = OutputJudge(lambda: module, GREEDY, lambda: [list(range(2, 40))])
     request = Request("test/1", 1, PROMPT, STOP)
     reference = decode(module, GREEDY, [])
@@ -330,39 +332,39 @@ def test_the_manifest_learns_the_tolerance_once_it_was_needed(module):
         ("bounded", "coupled", False),
     ],
 )
-def test_only_promised_tokens_are_judged(guarantee, rule, judged):
+def test_only_guaranteed_tokens_are_compared(guarantee, rule, judged):
     assert requires_same_tokens(guarantee, rule) is judged
 
 
-# ---- under a processor --------------------------------------------------------------------------
+# ---- with a logits processor ----------------------------------------------------------------
 
 
-class NoTwins(LogitsProcessor):
-    """The same id never twice running."""
+class NoRepeats(LogitsProcessor):
+    """A processor that forbids repeating the previous token."""
 
     def begin(self):
-        return NoTwin()
+        return NoRepeat()
 
 
-class NoTwin(RequestProcessor):
+class NoRepeat(RequestProcessor):
     def __call__(self, rows, output, tokens, parents=None):
         before, rows = [*output[-1:], *tokens], rows.clone()
-        first = 1 - bool(output)  # what has no token before it is left as it is
+        first = 1 - bool(output)  # the first row has no previous token
         for at, token in enumerate(before, start=first):
             rows[at, token] = -math.inf
         return rows
 
 
-def held(sampling):
-    return replace(sampling, processor=NoTwins())
+def with_processor(sampling):
+    return replace(sampling, processor=NoRepeats())
 
 
-def decode_held(module, sampling):
-    """What vanilla would say that never says an id twice running."""
+def decode_with_processor(module, sampling):
+    """Return vanilla's output under the processor."""
     ids = []
     while STOP.truncate((), ids)[1] is None:
         row = scores(module, GREEDY, ids)[None]
-        row = NoTwin()(row, ids, ())
+        row = NoRepeat()(row, ids, ())
         if sampling.rule != "greedy":
             noise = Noise(sampling.seed, "test/1", 1, VOCAB, row.device)
             row = log_warp(row, sampling) + noise.rows(len(ids), 1)
@@ -371,9 +373,9 @@ def decode_held(module, sampling):
 
 
 @SAMPLINGS
-def test_a_processed_reference_is_one_and_gaps_are_of_the_processed_rows(module, sampling):
-    judge = OutputJudge(lambda: module, held(sampling), lambda: [list(range(2, 40))])
-    request, reference = Request("test/1", 1, PROMPT, STOP), decode_held(module, sampling)
+def test_reference_and_gaps_use_the_processed_logits(module, sampling):
+    judge = OutputJudge(lambda: module, with_processor(sampling), lambda: [list(range(2, 40))])
+    request, reference = Request("test/1", 1, PROMPT, STOP), decode_with_processor(module, sampling)
     assert judge.judge_reference(request, reference) == Verdict("reference", gap=0.0)
     assert max(judge.gaps(request, reference)) < 1e-5
     assert max(judge.flip_chances(request, reference)) <= 1.0
@@ -384,8 +386,8 @@ def test_a_processed_reference_is_one_and_gaps_are_of_the_processed_rows(module,
 
 @SAMPLINGS
 def test_a_token_that_the_processor_forbids_is_a_mismatch_without_a_gap(module, sampling):
-    judge = OutputJudge(lambda: module, held(sampling), lambda: [list(range(2, 40))])
-    request, reference = Request("test/1", 1, PROMPT, STOP), decode_held(module, sampling)
+    judge = OutputJudge(lambda: module, with_processor(sampling), lambda: [list(range(2, 40))])
+    request, reference = Request("test/1", 1, PROMPT, STOP), decode_with_processor(module, sampling)
     wrong = [*reference[:4], reference[3]]
     wrong += [2 + at % 2 for at in range(BUDGET - len(wrong))]
     found = judge.compare(request, reference, wrong)
@@ -393,11 +395,11 @@ def test_a_token_that_the_processor_forbids_is_a_mismatch_without_a_gap(module, 
     assert all(-math.inf < each <= 0 for each in judge.compute_likelihood(request, wrong).log_probs)
 
 
-def test_a_drawn_token_that_the_processor_forbids_is_a_mismatch(module):
-    drawing = held(Sampling("rejection", 1.0))
-    judge = OutputJudge(lambda: module, drawing, lambda: [list(range(2, 40))])
+def test_a_sampled_token_that_the_processor_forbids_is_a_mismatch(module):
+    sampling = with_processor(Sampling("rejection", 1.0))
+    judge = OutputJudge(lambda: module, sampling, lambda: [list(range(2, 40))])
     request = Request("test/1", 1, PROMPT, STOP)
-    fit = [2 + at % 2 for at in range(BUDGET)]
-    assert judge.judge_sampled(request, fit).kind == "unchecked"
-    found = judge.judge_sampled(request, [*fit[:5], fit[4], *fit[:6]])
+    valid = [2 + at % 2 for at in range(BUDGET)]
+    assert judge.judge_sampled(request, valid).kind == "unchecked"
+    found = judge.judge_sampled(request, [*valid[:5], valid[4], *valid[:6]])
     assert (found.kind, found.position, found.gap) == ("mismatch", 5, None)

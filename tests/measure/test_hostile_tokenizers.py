@@ -26,14 +26,14 @@ ADDED = TOKENIZER["added_tokens"][0]
 CHAT = [("user", "Say a word.")]
 
 
-def written(name, content):
+def write_file(name, content):
     """Return a function that writes a file into a model folder."""
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
     return lambda folder: (folder / name).write_bytes(data)
 
 
 def tokenizer(**changed):
-    return written("tokenizer.json", {**TOKENIZER, **changed})
+    return write_file("tokenizer.json", {**TOKENIZER, **changed})
 
 
 def vocabulary(**changed):
@@ -41,27 +41,27 @@ def vocabulary(**changed):
 
 
 def settings(**changed):
-    return written("tokenizer_config.json", {**SETTINGS, **changed})
+    return write_file("tokenizer_config.json", {**SETTINGS, **changed})
 
 
 def chat(text):
     return settings(chat_template=text)
 
 
-def added(**changed):
+def with_added_token(**changed):
     return tokenizer(added_tokens=[*TOKENIZER["added_tokens"], {**ADDED, **changed}])
 
 
 DEEP = b'{"a":' * 100_000
 
 DAMAGED = {
-    "tokenizer.json is a list": written("tokenizer.json", []),
-    "tokenizer.json is null": written("tokenizer.json", None),
-    "tokenizer.json is a number": written("tokenizer.json", 3),
-    "tokenizer.json is empty": written("tokenizer.json", b""),
-    "tokenizer.json has no keys": written("tokenizer.json", {}),
-    "tokenizer.json is binary": written("tokenizer.json", b"\xff\xfe\x00"),
-    "tokenizer.json is deep": written("tokenizer.json", b"[" * 100_000),
+    "tokenizer.json is a list": write_file("tokenizer.json", []),
+    "tokenizer.json is null": write_file("tokenizer.json", None),
+    "tokenizer.json is a number": write_file("tokenizer.json", 3),
+    "tokenizer.json is empty": write_file("tokenizer.json", b""),
+    "tokenizer.json has no keys": write_file("tokenizer.json", {}),
+    "tokenizer.json is binary": write_file("tokenizer.json", b"\xff\xfe\x00"),
+    "tokenizer.json is deep": write_file("tokenizer.json", b"[" * 100_000),
     "no model": tokenizer(model=None),
     "unknown model": tokenizer(model={"type": "Weird"}),
     "vocabulary is a list": vocabulary(vocab=[]),
@@ -70,7 +70,7 @@ DAMAGED = {
     "id beyond 32 bits": vocabulary(vocab={**TOKENIZER["model"]["vocab"], "zz9": 2**40}),
     "merge of unknown tokens": vocabulary(merges=["zz qq"]),
     "merge is a number": vocabulary(merges=[3]),
-    "added id is a text": added(id="7"),
+    "added id is a text": with_added_token(id="7"),
     "added tokens are an object": tokenizer(added_tokens={}),
     "unbalanced regular expression": tokenizer(
         pre_tokenizer={
@@ -84,11 +84,11 @@ DAMAGED = {
     "stride longer than its text": tokenizer(
         truncation={"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 9}
     ),
-    "settings are a list": written("tokenizer_config.json", []),
-    "settings are null": written("tokenizer_config.json", None),
-    "settings are empty": written("tokenizer_config.json", b""),
-    "settings are binary": written("tokenizer_config.json", b"\xff\xfe"),
-    "settings are deep": written("tokenizer_config.json", DEEP),
+    "settings are a list": write_file("tokenizer_config.json", []),
+    "settings are null": write_file("tokenizer_config.json", None),
+    "settings are empty": write_file("tokenizer_config.json", b""),
+    "settings are binary": write_file("tokenizer_config.json", b"\xff\xfe"),
+    "settings are deep": write_file("tokenizer_config.json", DEEP),
     "class is a number": settings(tokenizer_class=3),
     "class is a list": settings(tokenizer_class=["a"]),
     "auto_map is a text": settings(auto_map="x"),
@@ -101,10 +101,10 @@ DAMAGED = {
     "added tokens of the settings are a list": settings(added_tokens_decoder=[1]),
     "added tokens of the settings have no number": settings(added_tokens_decoder={"x": {}}),
     "added tokens of the settings are texts": settings(added_tokens_decoder={"5000": "Say"}),
-    "special tokens are a text": written("special_tokens_map.json", "x"),
-    "special tokens are lists": written("special_tokens_map.json", {"bos_token": [1]}),
-    "added_tokens.json is a list": written("added_tokens.json", [1]),
-    "added_tokens.json has texts": written("added_tokens.json", {"Say": "x"}),
+    "special tokens are a text": write_file("special_tokens_map.json", "x"),
+    "special tokens are lists": write_file("special_tokens_map.json", {"bos_token": [1]}),
+    "added_tokens.json is a list": write_file("added_tokens.json", [1]),
+    "added_tokens.json has texts": write_file("added_tokens.json", {"Say": "x"}),
     "extra tokens are numbers": settings(extra_special_tokens=[1, 2]),
     "unknown side": settings(padding_side="up"),
     "flag is a text": settings(split_special_tokens="x"),
@@ -112,7 +112,7 @@ DAMAGED = {
     "key is a method's name": settings(decode="x"),
     "chat templates are numbers": chat([1]),
     "chat template without a text": chat([{"name": "default"}]),
-    "chat template in another encoding": written("chat_template.jinja", b"\xff\xfe{{ 1 }}"),
+    "chat template in another encoding": write_file("chat_template.jinja", b"\xff\xfe{{ 1 }}"),
 }
 
 
@@ -123,7 +123,7 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def loaded(folder):
+def load_damaged(folder):
     """Return a function that damages the copy and loads its tokenizer."""
 
     def load(damage):
@@ -135,18 +135,16 @@ def loaded(folder):
 
 @pytest.mark.full
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
-def test_tokenizer_that_does_not_load_is_one_error(loaded, folder, damage, monkeypatch):
+def test_tokenizer_that_does_not_load_is_one_error(load_damaged, folder, damage, monkeypatch):
     with pytest.raises(EnvironmentFault, match=r"^the tokenizer of hostile does not load: .") as f:
-        loaded(damage)
+        load_damaged(damage)
     assert len(f.value.message) < 400
     assert f.value.hint
     monkeypatch.setattr(viewer, "_folder", lambda target: folder)
-    assert viewer.load_tokenizer("hostile") is None  # a report goes on without texts
+    assert viewer.load_tokenizer("hostile") is None  # a report continues without texts
 
 
-def test_panic_of_a_tokenizer_library_is_its_fault_and_an_interrupt_is_the_users(
-    folder, monkeypatch
-):
+def test_panic_of_a_tokenizer_library_is_an_error_but_an_interrupt_is_not(folder, monkeypatch):
     import transformers
 
     class PanicException(BaseException):
@@ -170,7 +168,7 @@ def test_panic_of_a_tokenizer_library_is_its_fault_and_an_interrupt_is_the_users
         read_tokenizer(folder)
 
 
-def test_report_shows_ids_where_the_tokenizer_has_no_text():
+def test_report_shows_ids_for_tokens_without_text():
     class Sentences:
         def decode(self, ids, **_):
             raise IndexError("piece id is out of range")
@@ -208,8 +206,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("damage", REFUSED.values(), ids=REFUSED)
-def test_error_of_a_template_is_quoted(loaded, damage, request):
-    made = loaded(damage)
+def test_error_of_a_template_is_quoted(load_damaged, damage, request):
+    made = load_damaged(damage)
     with pytest.raises(PromptError) as fault:
         render_prompt(made, CHAT, raw=False, label="hostile")
     assert request.node.callspec.id in fault.value.message
@@ -217,9 +215,9 @@ def test_error_of_a_template_is_quoted(loaded, damage, request):
     assert fault.value.hint
 
 
-def test_long_words_of_a_template_are_cut(loaded):
+def test_long_error_of_a_template_is_truncated(load_damaged):
     with pytest.raises(PromptError, match=r"x\.\.\.$") as fault:
-        render_prompt(loaded(chat("{{ raise_exception('x' * 3000000) }}")), CHAT, raw=False)
+        render_prompt(load_damaged(chat("{{ raise_exception('x' * 3000000) }}")), CHAT, raw=False)
     assert len(fault.value.message) < 400
 
 
@@ -246,15 +244,15 @@ UNBOUNDED = {
 
 
 @pytest.mark.parametrize("damage", UNBOUNDED.values(), ids=UNBOUNDED)
-def test_template_that_exceeds_a_limit_is_stopped(loaded, damage, monkeypatch):
+def test_template_that_exceeds_a_limit_is_stopped(load_damaged, damage, monkeypatch):
     monkeypatch.setattr(template, "TEMPLATE_S", 0.2)
     monkeypatch.setattr(template, "TEMPLATE_BYTES", 1 << 28)
-    made = loaded(damage)
+    made = load_damaged(damage)
     before = resource.getrlimit(resource.RLIMIT_AS)
     with pytest.raises(PromptError, match=r"takes more than 0\.2 s|needs more than 256 MiB|makes "):
         render_prompt(made, CHAT, raw=False)
     assert resource.getrlimit(resource.RLIMIT_AS) == before
-    assert render_prompt(made, CHAT, raw=True)  # memory and time are free again
+    assert render_prompt(made, CHAT, raw=True)  # the limits apply to each template separately
 
 
 FINE = {
@@ -284,14 +282,14 @@ FINE = {
 
 
 @pytest.mark.parametrize("damage", FINE.values(), ids=FINE)
-def test_tokenizer_that_can_be_read_makes_ids_of_the_model(loaded, damage):
-    ids = render_prompt(loaded(damage), CHAT, raw=False)
+def test_readable_tokenizer_gives_ids_of_the_model(load_damaged, damage):
+    ids = render_prompt(load_damaged(damage), CHAT, raw=False)
     assert len(ids) > 1
     assert max(ids) < 4096
 
 
-def test_id_that_no_vocabulary_has_is_refused_before_a_list_of_all_is_made(loaded):
-    made = loaded(vocabulary(vocab={**TOKENIZER["model"]["vocab"], "zz9": 2**32 - 1}))
+def test_huge_token_id_is_rejected_without_allocating_memory(load_damaged):
+    made = load_damaged(vocabulary(vocab={**TOKENIZER["model"]["vocab"], "zz9": 2**32 - 1}))
     with pytest.raises(ValueError, match="it has the token id 4294967295"):
         Vocabulary.from_tokenizer(made)
 
@@ -310,15 +308,15 @@ GENERATION = {
 
 
 @pytest.mark.parametrize("facts", GENERATION.values(), ids=GENERATION)
-def test_wrong_end_of_text_is_refused(folder, facts, request):
-    written("generation_config.json", facts)(folder)
+def test_wrong_eos_token_is_rejected(folder, facts, request):
+    write_file("generation_config.json", facts)(folder)
     with pytest.raises(EnvironmentFault) as fault:
         read_checkpoint_facts(folder)
     assert request.node.callspec.id in fault.value.message
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "message"),
     [
         ({"pad_token_id": 10**9}, "pad_token_id 1000000000 is no token of 4096"),
         ({"pad_token_id": "x"}, "pad_token_id 'x' is no token of 4096"),
@@ -326,17 +324,17 @@ def test_wrong_end_of_text_is_refused(folder, facts, request):
         ({"bos_token_id": "x"}, "bos_token_id 'x' is no token of 4096"),
     ],
 )
-def test_wrong_special_token_of_a_config_is_refused(folder, changed, says):
+def test_wrong_special_token_of_a_config_is_rejected(folder, changed, message):
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    written("config.json", {**config, **changed})(folder)
+    write_file("config.json", {**config, **changed})(folder)
     with pytest.raises(EnvironmentFault) as fault:
         read_checkpoint_facts(folder)
-    assert fault.value.message == f"hostile/config.json: {says}"
+    assert fault.value.message == f"hostile/config.json: {message}"
 
 
-def test_padding_that_counts_from_the_end_is_taken(folder):
+def test_negative_padding_id_is_accepted(folder):
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    written("config.json", {**config, "pad_token_id": -1})(folder)
+    write_file("config.json", {**config, "pad_token_id": -1})(folder)
     assert read_checkpoint_facts(folder).vocab_size == 4096
 
 
@@ -348,11 +346,9 @@ def run(capsys, more=""):
     return (code, *capsys.readouterr())
 
 
-def test_prompt_with_a_token_that_the_model_has_not_is_refused_before_the_run(
-    folder, capsys, monkeypatch
-):
+def test_prompt_with_a_token_outside_the_vocabulary_is_rejected(folder, capsys, monkeypatch):
     monkeypatch.chdir(folder.parent)
-    added(id=4096, content="<|tool|>")(folder)
+    with_added_token(id=4096, content="<|tool|>")(folder)
     Path("own.jsonl").write_text('{"prompt": "Say a word."}\n{"prompt": "Call <|tool|> now."}\n')
     code, _, err = run(capsys)
     assert code == 2
@@ -374,11 +370,9 @@ def test_prompt_with_a_token_that_the_model_has_not_is_refused_before_the_run(
     ],
     ids=lambda facts: list(facts)[1],
 )
-def test_generation_settings_that_nothing_reads_do_not_end_a_run(
-    folder, capsys, monkeypatch, facts
-):
+def test_unused_generation_settings_do_not_end_a_run(folder, capsys, monkeypatch, facts):
     monkeypatch.chdir(folder.parent)
-    written("generation_config.json", facts)(folder)
+    write_file("generation_config.json", facts)(folder)
     Path("own.jsonl").write_text('{"prompt": "Say a word."}\n')
     code, _, err = run(capsys, "--judge all")
     assert code == 0, err

@@ -1,6 +1,6 @@
-"""Plug-ins in processes of their own, and methods that hang or fail time after time.
+"""Tests of plug-in processes, and of methods that hang or fail repeatedly.
 
-Every way of being bad is tried by `benchmarks/soundness/bad_plugins.py`, in forks.
+`benchmarks/soundness/bad_plugins.py` tests many more misbehaving plug-ins.
 """
 
 import os
@@ -47,7 +47,7 @@ BAD = """
 
 @pytest.fixture
 def plugin(tmp_path):
-    """Writes a plug-in and gives its path."""
+    """Return a function that writes a plug-in and returns its path."""
 
     def write(word, fault):
         path = tmp_path / f"{word}.py"
@@ -66,32 +66,31 @@ def counters(outcome, label):
 
 
 @pytest.mark.long
-def test_a_plug_in_that_ends_its_process_fails_its_cells_is_dropped_and_no_other_row_differs(
-    specbench, plugin
-):
+def test_a_plugin_that_ends_its_process_is_dropped_and_affects_no_other_method(specbench, plugin):
     alone = specbench("sps", limit=4, category=["qa"], max_new_tokens=4)
     path = plugin("ending", "os._exit(len(session.requests[0].topic))")
     settings = {"limit": 4, "category": ["qa"], "max_new_tokens": 4, "threads": 1}
-    beside = specbench("sps", "ending", plugins=[path], isolation="process", **settings)
+    with_plugin = specbench("sps", "ending", plugins=[path], isolation="process", **settings)
     for label in ("vanilla", "sps"):
-        assert counters(beside, label) == counters(alone, label)
-    ended = beside.by_label("ending")
-    assert [record.error for record in ended] == [
-        f"ending: its process ended with exit code {len(record.category)}" for record in ended
+        assert counters(with_plugin, label) == counters(alone, label)
+    failed_records = with_plugin.by_label("ending")
+    assert [record.error for record in failed_records] == [
+        f"ending: its process ended with exit code {len(record.category)}"
+        for record in failed_records
     ]
-    assert len(ended) == 3  # of four prompts
-    assert beside.exit_code == ExitCode.BAD_ANSWER
-    assert "ending failed 3 times in a row and is dropped" in "".join(beside.log.notes)
-    assert beside.manifest["dropped"].keys() == {"ending"}
+    assert len(failed_records) == 3  # of four prompts
+    assert with_plugin.exit_code == ExitCode.BAD_ANSWER
+    assert "ending failed 3 times in a row and is dropped" in "".join(with_plugin.log.notes)
+    assert with_plugin.manifest["dropped"].keys() == {"ending"}
     assert not plugin_process._processes
 
 
-def test_a_method_that_fails_three_times_in_a_row_is_dropped_and_said_to_be(specbench, plugin):
+def test_a_method_that_fails_three_times_in_a_row_is_dropped_with_a_note(specbench, plugin):
     path = plugin("failing", "raise ValueError(session.requests[0].topic)")
     outcome = specbench("failing", "pld", limit=5, max_new_tokens=2, plugins=[path])
     failed = outcome.by_label("failing")
     assert len(failed) == 3
-    assert all(record.category in record.error for record in failed)  # it was told its topic
+    assert all(record.category in record.error for record in failed)  # the request has its topic
     assert len(outcome.by_label("vanilla")) == len(outcome.prompts) > 3
     assert outcome.manifest["status"] == "finished"
     assert outcome.manifest["dropped"]["failing"].startswith("ValueError")
@@ -109,7 +108,7 @@ def table_of(outcome):
     ("in_warm_up", "prompts", "note"),
     [(True, 1, "failed on its first prompt too"), (False, 3, "failed 3 times in a row")],
 )
-def test_a_run_ends_once_no_method_beside_vanilla_is_left_and_the_table_says_why(
+def test_a_run_ends_early_if_only_vanilla_is_left(
     specbench, plugin, tmp_path, in_warm_up, prompts, note
 ):
     path = plugin("failing", "raise ValueError('no such table')")
@@ -147,12 +146,12 @@ def test_errors_of_a_method_that_was_not_dropped_are_in_the_table(specbench, plu
     assert len(line) < 300
 
 
-def test_no_later_pass_begins_once_no_method_beside_vanilla_is_left(specbench, plugin, monkeypatch):
+def test_no_later_pass_starts_if_only_vanilla_is_left(specbench, plugin, monkeypatch):
     path = plugin("failing", "raise ValueError('no such table')")
-    begun = []
+    passes = []
 
     def run_here(run_dir, number, *_, **__):
-        begun.append(number)
+        passes.append(number)
         plan, part = make_plan(config), RunDir.open(run_dir.path)
         part.share_lock_of(run_dir)
         execute.measure_repeat(plan, part, specbench.log(), number, None, False)
@@ -163,13 +162,13 @@ def test_no_later_pass_begins_once_no_method_beside_vanilla_is_left(specbench, p
         {"methods": [{"name": "vanilla"}, {"name": "failing"}], "plugins": [path], **settings}
     )
     outcome = specbench("failing", plugins=[path], repeats=3, **settings)
-    assert begun == [1]
+    assert passes == [1]
     assert len(outcome.by_label("vanilla")) == 3
     assert outcome.exit_code == ExitCode.BAD_ANSWER
 
 
 @pytest.mark.long
-def test_a_run_ends_where_the_only_methods_process_dies_in_warm_up(specbench, plugin, tmp_path):
+def test_a_run_ends_if_the_process_of_its_only_method_dies_in_warm_up(specbench, plugin, tmp_path):
     path = plugin("ending", "os._exit(7)")
     file = tmp_path / "ending.py"
     file.write_text(file.read_text().replace('!= "warm-up"', "is not None"))
@@ -183,9 +182,7 @@ def test_a_run_ends_where_the_only_methods_process_dies_in_warm_up(specbench, pl
 @pytest.mark.parametrize(
     "fault", ["raise SystemExit(0)", "raise GeneratorExit", "while True: pass"]
 )
-def test_even_in_the_runs_own_process_an_exit_and_a_hang_fail_the_cell_alone(
-    specbench, plugin, fault
-):
+def test_an_exit_or_a_hang_without_isolation_fails_only_the_output(specbench, plugin, fault):
     word = f"bad{abs(hash(fault)) % 1000}"
     path, settings = plugin(word, fault), {"max_new_tokens": 2, "timeout_per_prompt": 0.2}
     outcome = specbench(word, limit=1, plugins=[path], **settings)
@@ -206,7 +203,7 @@ CHANGES = {
 }
 
 
-def test_a_variable_that_was_set_is_none_that_changed_and_one_more_is(monkeypatch):
+def test_only_environment_variables_set_later_count_as_changed(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "16")
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     before = state.capture_state()
@@ -216,7 +213,7 @@ def test_a_variable_that_was_set_is_none_that_changed_and_one_more_is(monkeypatc
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_an_import_changes_for_others_is_seen_and_named(name):
+def test_process_state_changed_by_an_import_is_detected(name):
     handler = signal.getsignal(signal.SIGUSR1)
     before = state.capture_state()
     assert state.find_changes(before) == []
@@ -229,7 +226,7 @@ def test_what_an_import_changes_for_others_is_seen_and_named(name):
     assert state.find_changes(before) == []
 
 
-def test_what_a_plug_ins_process_sends_is_data_and_runs_nothing():
+def test_messages_of_a_plugin_process_are_data_and_run_no_code():
     class Evil:
         def __reduce__(self):
             return os.abort, ()
@@ -247,7 +244,7 @@ def _named(module, name):
     return b"".join(words) + pickle.STACK_GLOBAL
 
 
-SCHEMA, CELL = "specbench_cli.store.schema", "specbench_cli.measure.measurement"
+SCHEMA, MEASUREMENT = "specbench_cli.store.schema", "specbench_cli.measure.measurement"
 RAN = b"X\x10\x00\x00\x00raise SystemExit" + pickle.TUPLE1 + pickle.REDUCE
 NS_DATA = pickle.NONE + b"}\x8c\x05totalK\x01s" + pickle.TUPLE2 + pickle.BUILD
 
@@ -259,7 +256,7 @@ NS_DATA = pickle.NONE + b"}\x8c\x05totalK\x01s" + pickle.TUPLE2 + pickle.BUILD
         _named(SCHEMA, "first_problem.__globals__") + pickle.NONE,
         _named(SCHEMA, "cache"),
         _named(SCHEMA, "TypeAdapter"),
-        _named(CELL, "Measured.failed"),
+        _named(MEASUREMENT, "DecodedOutput.failed"),
         _named(SCHEMA, "Ns") + NS_DATA,
         _named("builtins", "exec") + RAN,
         b"\x8c\x04exec}" + pickle.TUPLE2 + pickle.BINPERSID,
@@ -269,7 +266,7 @@ NS_DATA = pickle.NONE + b"}\x8c\x05totalK\x01s" + pickle.TUPLE2 + pickle.BUILD
         b"K\x01" + pickle.BINPERSID,
     ],
 )
-def test_hostile_bytes_of_a_plug_ins_process_run_and_change_nothing(content):
+def test_hostile_bytes_of_a_plugin_process_run_no_code(content):
     before = dict(vars(Ns))
     process, worker = plugin_process.PluginProcess("plugin.py"), Mock()
     process._worker = worker
@@ -280,17 +277,17 @@ def test_hostile_bytes_of_a_plug_ins_process_run_and_change_nothing(content):
     assert dict(vars(Ns)) == before
 
 
-def test_a_method_that_does_not_end_is_interrupted_and_told_which_option_says_when():
-    says = r"not finished after 0\.05 s \(--timeout-per-prompt\)"
-    with pytest.raises(MethodFault, match=says), enforce_time_limit(0.05):
+def test_a_method_that_exceeds_its_time_limit_is_interrupted():
+    message = r"not finished after 0\.05 s \(--timeout-per-prompt\)"
+    with pytest.raises(MethodFault, match=message), enforce_time_limit(0.05):
         time.sleep(5)
 
 
-def test_ctrl_c_is_no_fault_of_a_method():
+def test_ctrl_c_is_not_a_failure_of_the_method():
     with pytest.raises(KeyboardInterrupt):
         describe_failure(KeyboardInterrupt())
 
 
-def test_a_plug_in_that_changes_what_others_need_is_refused_by_name():
+def test_a_plugin_that_changes_process_state_is_rejected():
     with pytest.raises(UsageError, match=r"my\.py changes the clock, threads when it is imported"):
         plugin_process._check_unchanged("my.py", "imported", ["the clock", "threads"])

@@ -1,4 +1,4 @@
-"""What a run keeps of its outputs beside the verdicts: ties of vanilla's, likelihoods, files."""
+"""Tests of what a run stores with its verdicts: near-ties, likelihoods, drafts, file hashes."""
 
 import hashlib
 import math
@@ -31,7 +31,7 @@ class Silent(Method):
 
 
 class Judge:
-    """Says that every position of an output that holds a 7 is a tie."""
+    """A judge that reports a near-tie at every token 7."""
 
     def flip_chances(self, request, ids):
         assert request.stop == StopRule(frozenset(), len(ids))
@@ -39,14 +39,14 @@ class Judge:
 
 
 def near_ties(judge, *names, of):
-    """Of prompts that hold two ids each, and vanilla's outputs."""
+    """Return the near-ties of vanilla's outputs `of` on prompts with two tokens each."""
     prompts = {(n, 1): Prompt(n, n, "mini", "qa", "qa", 1, "Why?", [1, 2]) for n in names}
     return record_builder.find_near_ties(
         judge, prompts, of, lambda *key: SimpleNamespace(stop=key[-1])
     )
 
 
-def test_chances_are_kept_of_outputs_that_have_ties():
+def test_near_tie_probabilities_are_stored_for_outputs_with_ties():
     vanilla = {("a", 1, 2): [7] * 9, ("a", 1, 1): [7, 7, 3], ("b", 1, 1): [3, 3]}
     assert near_ties(Judge(), "a", "b", of=vanilla) == {
         "outputs": 2,
@@ -57,51 +57,51 @@ def test_chances_are_kept_of_outputs_that_have_ties():
     }
 
 
-def forwards_of_transformers(monkeypatch):
-    """Count the forwards of transformers' module, by way of reading a text."""
-    counted = {"logits": 0, "stepwise_logits": 0}
+def count_oracle_calls(monkeypatch):
+    """Return a counter of the oracle's calls, by function."""
+    calls = {"logits": 0, "stepwise_logits": 0}
 
-    def counting(name):
-        right = getattr(Oracle, name)
+    def count_calls(name):
+        original = getattr(Oracle, name)
 
-        def read(self, *given, **named):
-            counted[name] += 1
-            return right(self, *given, **named)
+        def call_and_count(self, *args, **kwargs):
+            calls[name] += 1
+            return original(self, *args, **kwargs)
 
-        monkeypatch.setattr(Oracle, name, read)
+        monkeypatch.setattr(Oracle, name, call_and_count)
 
-    for name in counted:
-        counting(name)
-    return counted
+    for name in calls:
+        count_calls(name)
+    return calls
 
 
-def test_a_long_run_in_which_nothing_differed_is_not_searched_for_near_ties(specbench, monkeypatch):
-    counted = forwards_of_transformers(monkeypatch)
+def test_a_run_without_differences_is_not_searched_for_near_ties(specbench, monkeypatch):
+    calls = count_oracle_calls(monkeypatch)
     outcome = specbench("pld", limit=20, max_new_tokens=64)
     assert sum(r.n_tokens for r in outcome.by_label("vanilla")) > POSITIONS
     assert outcome.manifest["near_ties"] is None and outcome.manifest["tolerance"] is None
     sampled = [r for r in outcome.by_label("vanilla") if r.verdict.gap is not None]
-    assert counted == {"logits": len(sampled), "stepwise_logits": 0}  # vanilla's own verdicts
-    assert "looking for near-ties" not in outcome.log.said
+    assert calls == {"logits": len(sampled), "stepwise_logits": 0}  # only the verdicts of vanilla
+    assert "looking for near-ties" not in outcome.log.events
 
 
-def tie_all(monkeypatch):
+def make_all_near_ties(monkeypatch):
     """Make the judge report a near-tie for every output of a method."""
-    right = verdict.OutputJudge.compare
+    original = verdict.OutputJudge.compare
 
-    def tied(judge, request, reference, ids, *more):
-        assert right(judge, request, reference, ids, *more).kind == "identical"
+    def report_near_tie(judge, request, reference, ids, *more):
+        assert original(judge, request, reference, ids, *more).kind == "identical"
         return Verdict("near-tie", 0, 0.0, ids[0] - 1)
 
-    monkeypatch.setattr(verdict.OutputJudge, "compare", tied)
+    monkeypatch.setattr(verdict.OutputJudge, "compare", report_near_tie)
 
 
-def test_one_near_tie_has_vanillas_outputs_searched_also_after_a_resumption(specbench, monkeypatch):
-    tie_all(monkeypatch)
+def test_one_near_tie_starts_the_search_also_in_a_resumed_run(specbench, monkeypatch):
+    make_all_near_ties(monkeypatch)
     monkeypatch.setattr(verdict, "measure_tolerance", lambda *_: Tolerance(1e-5, 5e-6, 1e-3, 8))
     outcome = specbench("pld", limit=1, category=["qa"], max_new_tokens=8)
     assert outcome.manifest["near_ties"]["outputs"] == 1
-    assert "looking for near-ties" in outcome.log.said
+    assert "looking for near-ties" in outcome.log.events
     log = specbench.log(interrupt_after=4)
     with pytest.raises(KeyboardInterrupt):
         specbench("pld", limit=3, category=["qa"], max_new_tokens=8, log=log)
@@ -109,7 +109,7 @@ def test_one_near_tie_has_vanillas_outputs_searched_also_after_a_resumption(spec
     monkeypatch.setattr(warm_up, "WARM_UP_ROUNDS", 0)
     resumed = specbench(resume=specbench.path(2))
     kinds = {record.verdict.kind for record in resumed.by_label("pld")}
-    assert kinds == {"near-tie", "identical"}  # the process that ended had the near-ties
+    assert kinds == {"near-tie", "identical"}  # the near-ties are from before the interruption
     assert resumed.manifest["near_ties"]["outputs"] == 3
 
 
@@ -122,7 +122,7 @@ def test_sampled_outputs_have_their_likelihood(specbench):
         assert sum(r.log_probs) == pytest.approx(r.log_likelihood, abs=1e-3 * r.n_tokens)
 
 
-def test_chosen_outputs_have_none_but_each_token_has_its_probability(specbench):
+def test_greedy_outputs_have_log_probs_but_no_likelihood(specbench):
     outcome = specbench("sps", "hf:vanilla", limit=1)
     assert {r.log_likelihood for r in outcome.records} == {None}
     for record in outcome.records:
@@ -130,7 +130,7 @@ def test_chosen_outputs_have_none_but_each_token_has_its_probability(specbench):
         assert len(record.log_probs) == record.n_tokens
 
 
-def test_drafts_are_kept_of_the_first_question_of_each_family_and_say_what_stood(specbench):
+def test_drafts_are_stored_for_the_first_question_of_each_family(specbench):
     outcome = specbench("sps", "sps-tree", "hf:assisted", limit=7, max_new_tokens=8)
     first = {}
     for prompt in outcome.prompts:
@@ -143,15 +143,15 @@ def test_drafts_are_kept_of_the_first_question_of_each_family_and_say_what_stood
             continue
         at = 1
         for drafted, committed in zip(record.drafts, record.steps.committed, strict=True):
-            stood = [drafted.tokens[node] for node in drafted.path]
-            assert stood == record.output_ids[at : at + len(stood)]
+            accepted = [drafted.tokens[node] for node in drafted.path]
+            assert accepted == record.output_ids[at : at + len(accepted)]
             trees += drafted.parents is not None
             at += committed
     assert trees > 0
     validate(outcome.by_label("sps")[0])
 
 
-def test_the_manifest_names_every_methods_file_by_its_hash(specbench, tmp_path):
+def test_the_manifest_has_the_hash_of_every_method_file(specbench, tmp_path):
     file = tmp_path / "silent.py"
     file.write_text(SILENT)
     files = specbench("silent", plugins=[str(file)], limit=1).manifest["method_files"]
@@ -163,8 +163,8 @@ def test_the_manifest_names_every_methods_file_by_its_hash(specbench, tmp_path):
 
 
 @pytest.mark.smoke
-def test_half_precision_verdicts_come_with_what_was_to_be_expected(specbench):
-    """In bfloat16 blocks round otherwise than single tokens: near-ties may come, mismatches not."""
+def test_half_precision_verdicts_have_the_expected_number_of_near_ties(specbench):
+    """In bfloat16, blocks and single tokens round differently, which may cause near-ties."""
     outcome = specbench("sps", dtype="bfloat16", limit=3, max_new_tokens=32, category=["qa"])
     kinds = {record.verdict.kind for record in outcome.by_label("sps")}
     assert kinds <= {"identical", "near-tie"}

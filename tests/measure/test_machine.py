@@ -1,4 +1,4 @@
-"""The fingerprint says what matters and names nobody."""
+"""Tests of the machine's fingerprint, which has no host name, user name or path."""
 
 import getpass
 import json
@@ -11,7 +11,7 @@ import torch
 from specbench_cli.measure import environment, machine
 
 
-def test_fingerprint_is_stable_and_plain():
+def test_fingerprint_is_stable_and_can_be_stored_as_json():
     first, second = machine.fingerprint(), machine.fingerprint()
     assert first["id"] == second["id"]
     assert len(first["id"]) == 12
@@ -34,7 +34,7 @@ def test_fingerprint_names_no_host_user_or_path(monkeypatch):
     assert "libjemalloc.so:other.so" in text
 
 
-def test_id_follows_the_hardware_and_not_the_software(monkeypatch):
+def test_id_depends_on_hardware_but_not_on_software(monkeypatch):
     before = machine.fingerprint()["id"]
     monkeypatch.setattr(environment, "versions", lambda: {"torch": "0.0"})
     monkeypatch.setattr(machine, "system", lambda: {"os": "another"})
@@ -62,7 +62,7 @@ def test_package_that_is_not_installed_has_no_version(monkeypatch):
     assert environment.versions()["no-such-package-anywhere"] is None
 
 
-def test_commit_of_a_checkout_and_whether_it_was_changed(monkeypatch, tmp_path):
+def test_git_returns_the_commit_and_whether_the_checkout_is_dirty(monkeypatch, tmp_path):
     code = tmp_path / "specbench_cli" / "measure" / "environment.py"
     code.parent.mkdir(parents=True)
     code.write_text("")

@@ -1,4 +1,4 @@
-"""Runs that take turns: one at work at a time, whatever becomes of the other."""
+"""Tests of the machine lock, with which several runs measure in turn."""
 
 import json
 import os
@@ -35,25 +35,25 @@ def file(tmp_path):
     return tmp_path / "new" / "turns"
 
 
-def at_work(file, name, windows, log, alive):
-    """A run of so many windows, which tells the log when it measures."""
+def start_run(file, name, windows, log, alive):
+    """Start a thread that measures `windows` windows in turn and logs each."""
 
     def work():
-        own = MachineLock(file, name, alive=lambda other: other in alive)
+        lock = MachineLock(file, name, alive=lambda other: other in alive)
         for _ in range(windows):
-            met = own.pass_on()
-            log.append((name, met))
+            has_partner = lock.pass_on()
+            log.append((name, has_partner))
         alive.discard(name)
-        own.close()
+        lock.close()
 
     thread = Thread(target=work)
     thread.start()
     return thread
 
 
-def test_two_runs_measure_in_turn_and_the_longer_one_ends_alone(file):
+def test_two_runs_measure_in_turn_until_one_ends(file):
     log, alive = [], {"a", "b"}
-    threads = [at_work(file, name, windows, log, alive) for name, windows in (("a", 8), ("b", 5))]
+    threads = [start_run(file, name, windows, log, alive) for name, windows in (("a", 8), ("b", 5))]
     for thread in threads:
         thread.join(20)
     first = log[0][0]
@@ -75,53 +75,53 @@ def test_processes_take_turns(file, tmp_path):
     assert order[:4] in (list("abab"), list("baba"))
 
 
-def test_run_that_dies_at_work_holds_up_nobody(file):
+def test_run_that_dies_does_not_block_the_other(file):
     file.parent.mkdir()
     file.write_text(json.dumps({"last": "c", "there": ["c", "d"]}))
-    with closing(MachineLock(file, "a", alive=lambda name: name == "d")) as own:
-        own._alive = lambda name: False
-        assert not own.pass_on()
+    with closing(MachineLock(file, "a", alive=lambda name: name == "d")) as lock:
+        lock._alive = lambda name: False
+        assert not lock.pass_on()
     assert json.loads(file.read_text()) == {"last": "a", "there": ["a"]}
 
 
-def test_process_of_a_number_that_was_given_again_takes_no_part(file, monkeypatch):
+def test_process_with_a_reused_pid_is_ignored(file, monkeypatch):
     monkeypatch.setattr(machine_lock, "PARTNER_WAIT_S", 0.05)
     file.parent.mkdir()
     now = psutil.Process()
     before = f"{now.pid} {now.create_time() - 100:.2f}"
     file.write_text(json.dumps({"last": before, "there": [before]}))
-    with closing(MachineLock(file)) as own:
-        assert not own.pass_on()
+    with closing(MachineLock(file)) as lock:
+        assert not lock.pass_on()
     assert len(json.loads(file.read_text())["there"]) == 1
 
 
-def test_first_run_waits_for_a_second_but_not_forever(file, monkeypatch):
+def test_first_run_waits_a_limited_time_for_a_second(file, monkeypatch):
     monkeypatch.setattr(machine_lock, "PARTNER_WAIT_S", 0.05)
-    with closing(MachineLock(file, "a")) as own:
-        assert not own.pass_on()
+    with closing(MachineLock(file, "a")) as lock:
+        assert not lock.pass_on()
 
 
-def test_a_run_that_went_on_alone_never_waits_again(file, monkeypatch):
-    looks, clock = [], iter(range(10**6))
-    monkeypatch.setattr(machine_lock.time, "sleep", looks.append)
+def test_a_run_that_continued_alone_does_not_wait_again(file, monkeypatch):
+    sleeps, clock = [], iter(range(10**6))
+    monkeypatch.setattr(machine_lock.time, "sleep", sleeps.append)
     monkeypatch.setattr(machine_lock.time, "monotonic", lambda: next(clock))
-    with closing(MachineLock(file, "a")) as own:
-        assert not own.pass_on()
-        assert len(looks) == machine_lock.PARTNER_WAIT_S  # a second passes at each look
+    with closing(MachineLock(file, "a")) as lock:
+        assert not lock.pass_on()
+        assert len(sleeps) == machine_lock.PARTNER_WAIT_S  # a check takes one second
         for _ in range(5):
-            assert not own.pass_on()
-        assert len(looks) == machine_lock.PARTNER_WAIT_S + 5
+            assert not lock.pass_on()
+        assert len(sleeps) == machine_lock.PARTNER_WAIT_S + 5
 
 
-def test_a_run_that_went_on_alone_meets_a_late_partner(file, monkeypatch):
+def test_a_run_that_continued_alone_takes_turns_with_a_late_partner(file, monkeypatch):
     monkeypatch.setattr(machine_lock, "PARTNER_WAIT_S", 0.0)
     log, alive = [], {"a"}
-    with closing(MachineLock(file, "a", alive=lambda name: name in alive)) as own:
-        assert not own.pass_on()
+    with closing(MachineLock(file, "a", alive=lambda name: name in alive)) as lock:
+        assert not lock.pass_on()
         alive.add("b")
-        partner = at_work(file, "b", 1, log, alive)
+        partner = start_run(file, "b", 1, log, alive)
         end = time.monotonic() + 10
-        while not own.pass_on():
+        while not lock.pass_on():
             assert time.monotonic() < end
     alive.discard("a")
     partner.join(10)
@@ -129,21 +129,21 @@ def test_a_run_that_went_on_alone_meets_a_late_partner(file, monkeypatch):
 
 
 @pytest.mark.usefixtures("small_pair")
-def test_no_pass_of_a_run_waits_once_one_went_on_alone(specbench, file, monkeypatch):
+def test_no_later_pass_waits_if_one_continued_alone(specbench, file, monkeypatch):
     waited, opened = [], []
     monkeypatch.setattr(machine_lock, "PARTNER_WAIT_S", 0.0)
 
-    def anew(path):  # as in a process of its own, which ends
+    def open_new_lock(path):  # each pass is a new process
         for each in opened:
             each.close()
         opened.append(MachineLock(path))
         return opened[-1]
 
-    monkeypatch.setattr(local, "get_machine_lock", anew)
+    monkeypatch.setattr(local, "get_machine_lock", open_new_lock)
 
-    def pass_on(own):
-        waited.append(own.waits_for_partner)
-        own.waits_for_partner = False
+    def pass_on(lock):
+        waited.append(lock.waits_for_partner)
+        lock.waits_for_partner = False
         return False
 
     monkeypatch.setattr(machine_lock.MachineLock, "pass_on", pass_on)
@@ -165,7 +165,7 @@ def test_no_pass_of_a_run_waits_once_one_went_on_alone(specbench, file, monkeypa
 
 
 @pytest.mark.parametrize("there", ["[1e400]", '"abc"', "null", "[null]", '{"a": 1}', "7"])
-def test_file_with_invalid_names_is_left_alone(file, there):
+def test_file_with_invalid_names_is_not_changed(file, there):
     file.parent.mkdir()
     file.write_text(f'{{"last": null, "there": {there}}}')
     with pytest.raises(UsageError, match="not a lock file"):
@@ -177,12 +177,12 @@ def test_a_name_without_a_process_is_ignored(file, monkeypatch, name):
     monkeypatch.setattr(machine_lock, "PARTNER_WAIT_S", 0.0)
     file.parent.mkdir()
     file.write_text(json.dumps({"last": None, "there": [name]}))
-    with closing(MachineLock(file)) as own:
-        assert not own.pass_on()
+    with closing(MachineLock(file)) as lock:
+        assert not lock.pass_on()
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_a_link_or_a_pipe_is_refused_at_once(tmp_path, kind):
+def test_a_link_or_a_pipe_is_rejected(tmp_path, kind):
     mine, place = tmp_path / "mine", tmp_path / "turns"
     mine.write_text("{}")
     place.symlink_to(mine) if kind == "link" else os.mkfifo(place)
@@ -191,14 +191,14 @@ def test_a_link_or_a_pipe_is_refused_at_once(tmp_path, kind):
     assert mine.read_text() == "{}"
 
 
-def test_file_that_cannot_be_written_is_said(tmp_path):
+def test_file_that_cannot_be_written_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="--in-turn") as caught:
         MachineLock(tmp_path)
     assert "does not exist" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["[", "[]", "7", '{"mine": 1}', "words"])
-def test_file_of_something_else_is_left_alone(file, text):
+def test_file_with_other_content_is_not_changed(file, text):
     file.parent.mkdir()
     file.write_text(text)
     with pytest.raises(UsageError, match="not a lock file") as caught:

@@ -1,4 +1,4 @@
-"""The peak is that since the last reset."""
+"""Tests of measuring peak memory since the last reset."""
 
 import subprocess
 import sys
@@ -34,13 +34,13 @@ if can_reset:
 
 
 def test_peak_on_the_cpu_follows_allocation_and_reset():
-    # a process of its own: one with a past may take the block from memory that it still holds
+    # A new process is needed, because this one may reuse memory that it has already allocated.
     command = [sys.executable, "-c", FOLLOWS]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_peak_of_a_worker_counts_too():
+def test_the_peak_of_a_worker_is_included():
     waits = "import sys; block = b'x' * 2**25; print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -49,10 +49,12 @@ def test_the_peak_of_a_worker_counts_too():
         memory.reset_peak(CPU, worker.pid)
         assert memory.peak_bytes(CPU, worker.pid) - memory.peak_bytes(CPU) > 2**25
         worker.communicate()
-    assert memory.peak_bytes(CPU, worker.pid) > 0  # it is gone: what can be read counts
+    assert (
+        memory.peak_bytes(CPU, worker.pid) > 0
+    )  # the worker has ended, so only this process counts
 
 
-def test_without_the_kernels_files_the_peak_is_that_of_the_whole_process(monkeypatch, tmp_path):
+def test_without_proc_files_the_peak_is_that_of_the_whole_process(monkeypatch, tmp_path):
     known = memory.peak_bytes(CPU)
     monkeypatch.setattr(memory, "STATUS", tmp_path / "absent")
     monkeypatch.setattr(memory, "CLEAR_REFS", tmp_path / "absent" / "clear_refs")

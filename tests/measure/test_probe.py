@@ -1,4 +1,4 @@
-"""The probe on decoders whose times are programmed: what it finds is what was put in."""
+"""Tests of the cost probe on simulated decoders with known times."""
 
 from dataclasses import replace
 from functools import partial
@@ -35,16 +35,17 @@ from specbench_cli.measure.probe_rounds import NEW_TOKENS, PROMPT_LENGTH
 from specbench_cli.measure.quiet import MeasurementWindows
 
 STEP, DRAFT, NODE = 30_000, 2_000, 700
-"""Host ns of a step, of a draft forward in it, of a drafted token in it."""
-BESIDE = 40_000
+"""Host time in ns of a step, of a draft forward, and of a drafted token."""
+EXTRA_SEQUENCE = 40_000
+"""Time in ns that each further sequence adds to a batched forward."""
 COLD = 60_000
-"""Ns of reading weights that are not in the caches."""
+"""Time in ns to read weights that are not in the CPU caches."""
 TREE = 5_000
-"""Ns that a mask adds to a forward."""
+"""Time in ns that an attention mask adds to a forward."""
 
 
 class Rows:
-    """A state that counts."""
+    """A KV cache that stores only its length."""
 
     nbytes = 0
     by_row = True
@@ -70,8 +71,8 @@ class Rows:
         self.kept = min(self.kept, n)
 
 
-class Timed(Decoder):
-    """Takes `cost(n, context)` ns of the programmed clock, and always says token 1."""
+class TimedDecoder(Decoder):
+    """A decoder that takes `cost(n, context)` ns of simulated time and always emits token 1."""
 
     vocab_size, n_layers, hidden_size, max_positions, weight_bytes = 7, 2, 1, 4096, 0
     device, dtype = torch.device("cpu"), torch.float32
@@ -96,20 +97,20 @@ class Timed(Decoder):
         return ModelOutput(logits, torch.zeros(1, n, 1))
 
 
-class TimedTogether(Timed):
-    """Further sequences of a forward add `BESIDE` ns to what one over as many rows takes."""
+class TimedBatchDecoder(TimedDecoder):
+    """A decoder in which each further sequence of a forward adds `EXTRA_SEQUENCE` ns."""
 
     def forward_batch(self, parts, *, captured_layers=()):
-        began = self._clock.now
+        start = self._clock.now
         outs = super().forward_batch(parts)
         rows = sum(part.x.ids.shape[1] for part in parts)
         context = PROMPT_LENGTH + NEW_TOKENS // 2
-        self._clock.now = began + self._cost(rows, context) + BESIDE * (len(parts) - 1)
+        self._clock.now = start + self._cost(rows, context) + EXTRA_SEQUENCE * (len(parts) - 1)
         return outs
 
 
-class TimedHead(Timed, Head):
-    """The same, and looks at what it is fed: `WIDTH` numbers beside a token."""
+class TimedHead(TimedDecoder, Head):
+    """A simulated head that checks the shape of its input features."""
 
     captured_layers = (0, NORMED)
 
@@ -122,7 +123,7 @@ class TimedHead(Timed, Head):
 
 
 class TimedRows(FeatureHead):
-    """A head without a state; `more` ns for each row."""
+    """A simulated head without a KV cache that takes `more` ns for each row."""
 
     kind, captured_layers = "rows", (0, NORMED)
 
@@ -136,14 +137,14 @@ class TimedRows(FeatureHead):
         return torch.zeros(2, len(rows), self.vocab_size)
 
 
-class Meter:
-    """Says what the test wants of each window; every round fills one."""
+class FakeMeter:
+    """A simulated noise meter with one window per round and these other CPU shares."""
 
     def __init__(self, shares):
         self._shares = chain(shares, repeat(0.0))
 
     def open(self):
-        """Nothing to read."""
+        """Do nothing."""
 
     def is_full(self):
         return True
@@ -154,31 +155,37 @@ class Meter:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time that passes only where it is told to: in forwards, and for the host as `STEP`, `DRAFT`
-    and `NODE` say."""
+    """A simulated clock. Only forwards and host work (`STEP`, `DRAFT`, `NODE`) advance it."""
     now = SimpleNamespace(now=0)
-    monkeypatch.setattr(module.gc, "collect", lambda: 0)  # slow with torch around, and no matter
-    for user in (meter, text):
-        monkeypatch.setattr(user, "time", SimpleNamespace(perf_counter_ns=lambda: now.now))
+    monkeypatch.setattr(
+        module.gc, "collect", lambda: 0
+    )  # garbage collection is slow once torch is imported
+    for module_with_clock in (meter, text):
+        monkeypatch.setattr(
+            module_with_clock, "time", SimpleNamespace(perf_counter_ns=lambda: now.now)
+        )
 
-    def charged(name, charge):
+    def add_host_time(name, host_ns):
         own = getattr(Session, name)
 
         def method(self, *args):
-            now.now += charge(*args)
+            now.now += host_ns(*args)
             return own(self, *args)
 
         monkeypatch.setattr(Session, name, method)
 
-    charged("commit", lambda outcome: STEP)
-    charged("pick", lambda out, ahead: DRAFT)
-    charged("score", lambda draft: NODE * draft.nodes)
+    add_host_time("commit", lambda outcome: STEP)
+    add_host_time("pick", lambda out, ahead: DRAFT)
+    add_host_time("score", lambda draft: NODE * draft.nodes)
     return now
 
 
 @pytest.fixture
 def measure(clock):
-    """Probes a target that takes 1 ms and 50 us a token, and a draft that takes a tenth."""
+    """Return a function that probes a target and draft models.
+
+    A target forward takes 1 ms and 50 us per token, a draft forward a tenth of that.
+    """
 
     def run(
         *shares,
@@ -188,7 +195,7 @@ def measure(clock):
         heads=(),
         stateless=(),
         more=(),
-        kind=Timed,
+        kind=TimedDecoder,
         **options,
     ):
         def cost(base):
@@ -206,7 +213,7 @@ def measure(clock):
         rounds = options.pop("rounds", 3)
         probe = Probe(
             workspace,
-            MeasurementWindows(Meter(shares), allow_noise=allow_noise),
+            MeasurementWindows(FakeMeter(shares), allow_noise=allow_noise),
             (drafting if "draft" in drafts else {}) | dict(more),
             **{"positions": 4096, **options},
         )
@@ -217,7 +224,7 @@ def measure(clock):
     return run
 
 
-def test_every_point_of_the_grid_has_its_programmed_time(measure):
+def test_every_point_of_the_grid_has_its_simulated_time(measure):
     found, _ = measure()
     target = {(p.n_tokens, p.context): p for p in found.curves["target"].forwards}
     assert target.keys() == {
@@ -233,12 +240,12 @@ def test_every_point_of_the_grid_has_its_programmed_time(measure):
         assert ns == 100_000 + 5_000 * n + TREE * (n in FULL_GRID.levels)
 
 
-def test_a_time_is_the_mean_of_all_but_what_stands_far_out():
-    """Quartiles are 10.5 and 13.5: what lies above 22.5 is another's doing, 15 is not."""
+def test_a_time_is_the_mean_without_outliers():
+    """The quartiles are 10.5 and 13.5, so values above 22.5 are outliers, but 15 is not."""
     assert _trimmed_mean([10, 500, 11, 12, 10, 15, 11]) == (11.5, pytest.approx(3 / 11))
 
 
-def test_trees_have_points_of_their_own(measure):
+def test_trees_have_separate_points(measure):
     target = measure()[0].curves["target"]
     assert {(p.n_tokens, p.context) for p in target.trees} == {
         (n, context) for n in FULL_GRID.trees for context in FULL_GRID.contexts
@@ -248,14 +255,14 @@ def test_trees_have_points_of_their_own(measure):
     assert target.ns(1, 64, tree=True) == target.ns(1, 64)
 
 
-def test_prefills_are_timed_where_contexts_are_built_up(measure):
+def test_prefills_are_timed_at_every_context(measure):
     found, _ = measure()
     for role, base in (("target", 1_000_000), ("draft", 100_000)):
         times = {p.n_tokens: p.ns for p in found.curves[role].prefills}
         assert times == {n: base + base // 20 * n for n in FULL_GRID.contexts}
 
 
-def test_host_time_is_told_apart_by_step_draft_forward_and_drafted_token(measure):
+def test_host_time_is_split_by_step_draft_forward_and_drafted_token(measure):
     host = measure()[0].host
     assert host.step == pytest.approx(STEP)
     assert host.draft == pytest.approx(DRAFT)
@@ -263,16 +270,16 @@ def test_host_time_is_told_apart_by_step_draft_forward_and_drafted_token(measure
     assert {point.name: point.drafts for point in host.points}["plain steps"] == 0
 
 
-def test_visits_lie_around_their_context(measure):
-    """Each keeps a row, so that a context is met at several lengths, as in life."""
+def test_forwards_are_measured_at_lengths_near_their_context(measure):
+    """Each visit keeps a row, so that forwards are measured at several lengths near a context."""
     found, decoders = measure(context_ns=1_000, rounds=5)
     contexts = {context for n, context in decoders["target"].log if n == FULL_GRID.chains[-2]}
-    around = FULL_GRID.stride // 2
-    assert contexts <= {c + d for c in FULL_GRID.contexts for d in range(-around, around + 1)}
+    radius = FULL_GRID.stride // 2
+    assert contexts <= {c + d for c in FULL_GRID.contexts for d in range(-radius, radius + 1)}
     assert len(contexts) > len(FULL_GRID.contexts)
     for point in found.curves["target"].forwards:
         expected = 1_000_000 + 50_000 * point.n_tokens + 1_000 * point.context
-        assert point.ns == pytest.approx(expected, abs=1_000 * around)
+        assert point.ns == pytest.approx(expected, abs=1_000 * radius)
 
 
 def test_target_is_timed_after_draft_forwards(measure):
@@ -281,7 +288,7 @@ def test_target_is_timed_after_draft_forwards(measure):
     assert len(decoders["draft"].log) >= visits * FULL_GRID.draft_forwards
 
 
-def test_points_come_in_another_order_every_round_and_the_same_for_a_seed(measure):
+def test_order_of_points_differs_by_round_and_depends_on_the_seed(measure):
     def orders(seed):
         _, decoders = measure(seed=seed, rounds=2)
         return [n for n, _ in decoders["target"].log]
@@ -293,28 +300,30 @@ def test_points_come_in_another_order_every_round_and_the_same_for_a_seed(measur
     assert first[:half] != first[half : 2 * half]
 
 
-def test_further_sequences_of_a_batch_cost_what_they_add(measure):
-    together = {f"eqspec of {n}": EqSpec(EqSpecParams(length=n)).generate_batch for n in (1, 4)}
+def test_further_sequences_of_a_batch_have_their_added_cost(measure):
+    batch_methods = {
+        f"eqspec of {n}": EqSpec(EqSpecParams(length=n)).generate_batch for n in (1, 4)
+    }
     found, _ = measure(
-        kind=TimedTogether,
+        kind=TimedBatchDecoder,
         batches=(1, 2, 4),
-        batch_decodings=together | {"vanilla": Vanilla().generate_batch},
+        batch_decodings=batch_methods | {"vanilla": Vanilla().generate_batch},
     )
     assert found.batch.most == 4
-    # What the draft's curve has beyond 3 rows are levels of trees, which take `TREE` more.
-    due = {"target": BESIDE, "draft": BESIDE}
-    assert found.batch.beside == pytest.approx(due, rel=0.05)
+    # The draft's points above 3 rows are tree levels, which take `TREE` more.
+    expected = {"target": EXTRA_SEQUENCE, "draft": EXTRA_SEQUENCE}
+    assert found.batch.beside == pytest.approx(expected, rel=0.05)
     assert found.batch.sequence == pytest.approx(STEP, rel=0.02)
     assert found.batch.draft == pytest.approx(DRAFT, rel=0.02)
     assert found.batch.step == pytest.approx(0, abs=STEP / 50)
     assert [at.sequences for at in found.batch.points] == [1, 2, 4] * 3
 
 
-def test_batches_are_not_probed_unless_asked_for(measure):
+def test_batches_are_not_probed_by_default(measure):
     assert measure(rounds=1)[0].batch is None
 
 
-def test_target_alone_and_several_drafters_are_probed_too(measure):
+def test_target_alone_and_several_draft_models_are_probed(measure):
     alone, _ = measure(drafts=())
     assert list(alone.curves) == ["target"]
     assert (alone.host.draft, alone.host.node) == (0.0, pytest.approx(NODE))
@@ -323,7 +332,7 @@ def test_target_alone_and_several_drafters_are_probed_too(measure):
     assert {p.n_tokens for p in several.curves["other"].forwards} == {1, 2, 3, *FULL_GRID.levels}
 
 
-def test_heads_of_the_workspace_are_probed_beside_the_draft(measure):
+def test_heads_of_the_workspace_are_probed(measure):
     found, _ = measure(heads=("eagle3",), rounds=4)
     head = found.curves["eagle3"]
     assert {p.n_tokens: p.ns for p in head.prefills} == {
@@ -335,7 +344,7 @@ def test_heads_of_the_workspace_are_probed_beside_the_draft(measure):
     )
 
 
-def test_heads_without_a_state_are_probed_by_rows_whatever_comes_before(measure):
+def test_heads_without_a_state_are_probed_by_rows(measure):
     rows = measure(stateless=(1_000,), rounds=4)[0].curves["rows"]
     assert [(p.n_tokens, p.ns) for p in rows.prefills] == [(1, 51_000)]
     times = {(p.n_tokens, p.context): p.ns for p in rows.forwards}
@@ -344,7 +353,7 @@ def test_heads_without_a_state_are_probed_by_rows_whatever_comes_before(measure)
 
 
 class Star:
-    """Drafts a root's children, at no cost."""
+    """A drafter that proposes `nodes` children of the root at no cost."""
 
     def __init__(self, nodes):
         self._nodes = nodes
@@ -367,10 +376,10 @@ class Star:
         self._state.commit(0, range(unseen.ids.shape[1]))
 
     def observe(self, session, outcome):
-        """Nothing to learn."""
+        """Do nothing."""
 
 
-def test_host_has_a_line_of_its_own_for_trees(measure):
+def test_trees_have_a_separate_host_cost(measure):
     more = {f"sps-tree of {n}": partial(draft_and_verify, Star(n)) for n in (2, 6)}
     found, _ = measure(more=more)
     assert list(found.hosts) == ["draft"]
@@ -379,7 +388,7 @@ def test_host_has_a_line_of_its_own_for_trees(measure):
     assert found.hosts["draft"].node > 0
 
 
-def test_a_methods_own_work_is_on_its_line_and_on_no_other(measure, clock):
+def test_host_work_of_a_method_is_only_in_its_own_cost(measure, clock):
     class Busy(PromptChain):
         def observe(self, session, outcome):
             clock.now += 5 * STEP
@@ -391,7 +400,7 @@ def test_a_methods_own_work_is_on_its_line_and_on_no_other(measure, clock):
     assert found.hosts["busy"].node == plain.host.node
 
 
-def test_a_method_that_takes_less_than_the_line_says_has_less_of_it(measure):
+def test_host_cost_is_scaled_down_for_a_faster_method(measure):
     more = {f"sps-tree of {n}": partial(draft_and_verify, Star(n)) for n in (2, 6)}
     lines = [_scale_host_cost(measure(more=more)[0].hosts["draft"], [point]) for point in (
         HostPoint(name="few", drafts=0.0, nodes=50.0, ns=NODE, spread=0.0, samples=1),
@@ -400,17 +409,17 @@ def test_a_method_that_takes_less_than_the_line_says_has_less_of_it(measure):
     assert line.step == 0 and line.draft * 0 + line.node * 50 == pytest.approx(NODE)
 
 
-def test_forwards_right_after_another_have_points_of_their_own(measure):
-    class Warm(Timed):
-        """Its weights are in the caches unless another model's have pushed them out."""
+def test_forwards_right_after_another_have_separate_points(measure):
+    class Warm(TimedDecoder):
+        """A decoder that is slower after another model has evicted its weights."""
 
         last = ""
 
-        def forward(self, x, state, **how):
+        def forward(self, x, state, **kwargs):
             before, Warm.last = Warm.last, self.name
             if before != self.name == "target":
                 self._clock.now += COLD
-            return super().forward(x, state, **how)
+            return super().forward(x, state, **kwargs)
 
     target = measure(kind=Warm)[0].curves["target"]
     assert {(p.n_tokens, p.context) for p in target.lone} == {
@@ -427,7 +436,7 @@ def test_sessions_decode_the_prompts_of_a_run(measure):
 
 
 class Ahead(Star):
-    """Drafts before the first token stands, too."""
+    """A drafter that also drafts before the first token is committed."""
 
     def start(self, session):
         super().start(session)
@@ -436,15 +445,15 @@ class Ahead(Star):
         self._read(session)
 
 
-def test_what_is_drafted_before_the_first_token_takes_nothing_off_the_hosts_time(measure):
-    stars, aheads = (
+def test_drafting_before_the_first_token_does_not_change_host_costs(measure):
+    plain_hosts, early_hosts = (
         measure(more={f"sps-tree of {n}": partial(draft_and_verify, kind(n)) for n in (2, 6)})[0]
         for kind in (Star, Ahead)
     )
-    assert aheads.hosts == stars.hosts
+    assert early_hosts.hosts == plain_hosts.hosts
 
 
-def test_contexts_are_those_that_the_models_have_room_for(measure):
+def test_contexts_are_limited_by_the_positions_of_the_models(measure):
     found, decoders = measure(positions=256)
     assert [context for context, _ in found.curves["target"].by_context] == [16, 64]
     assert max(n + context for n, context in decoders["target"].log) <= 256
@@ -455,12 +464,12 @@ def test_contexts_are_those_that_the_models_have_room_for(measure):
 
 @pytest.mark.parametrize("family", ["mistral", "gpt2"])
 def test_real_decoders_of_either_kind_are_probed(tiny_checkpoint, family):
-    """Fused and hosted: their states take what a visit does to them."""
+    """The states of fused and hosted decoders support the operations of a probe."""
     folder = tiny_checkpoint(family)
     decoders = {role: load_decoder(folder, name=role) for role in ("target", "draft")}
     probe = Probe(
         Workspace(decoders, 0),
-        MeasurementWindows(Meter(()), allow_noise=True),
+        MeasurementWindows(FakeMeter(()), allow_noise=True),
         {"sps of 2": Sps(SpsParams(length=2)).generate},
         positions=256,
         grid=replace(FULL_GRID, chains=(1, 6), trees=(4,), levels=(2,)),
@@ -484,7 +493,7 @@ def test_round_that_stays_noisy_is_left_out_and_counted(measure):
     assert measure(*[0.3] * 9)[0] is None
 
 
-def test_noise_that_is_allowed_is_kept_and_labelled(measure):
+def test_allowed_noise_is_kept_and_labelled(measure):
     found, _ = measure(0.3, allow_noise=True)
     assert found.quietness.model_dump() == {
         "rounds": 3,

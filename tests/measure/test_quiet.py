@@ -1,4 +1,4 @@
-"""Whose CPU time is whose. Tests look at differences, since the machine may be busy itself."""
+"""Tests of the noise meter. They compare differences, because the machine may be busy."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ os._exit(0)
 
 @pytest.fixture
 def readings(monkeypatch):
-    """Counters that say what the test wants, on two CPUs; `clock` is real time."""
+    """Simulated CPU counters of two CPUs, which a test may change."""
     values = {"total": 100.0, "busy": 10.0, "own": 1.0}
     monkeypatch.setattr(
         quiet,
@@ -37,7 +37,7 @@ def readings(monkeypatch):
 
 
 def window(readings, **seconds):
-    """The share of a window of 0.05 s on two CPUs in which the counters grew by `seconds`."""
+    """Return the other CPU share of a 0.05 s window in which the counters grow by `seconds`."""
     meter = NoiseMeter()
     meter.open()
     for name, value in {"total": 0.1, **seconds}.items():
@@ -45,15 +45,15 @@ def window(readings, **seconds):
     return meter.close()
 
 
-def test_share_is_what_is_busy_beyond_ourselves(readings):
+def test_share_is_the_cpu_time_of_other_processes(readings):
     assert window(readings, busy=0.06, own=0.03) == pytest.approx(0.3, rel=0.2)
 
 
-def test_own_load_is_no_share(readings):
+def test_own_cpu_time_is_not_in_the_share(readings):
     assert window(readings, busy=0.05, own=0.05) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_what_works_for_it_outside_of_its_tree_is_its_own(monkeypatch):
+def test_cpu_time_of_listed_processes_counts_as_own(monkeypatch):
     seconds = {None: 1.0, 7: 2.5}
     monkeypatch.setattr(quiet, "tree_seconds", lambda pid=None: seconds[pid])
     assert quiet._read([7]).own == 3.5
@@ -64,11 +64,11 @@ def test_share_is_never_negative_nor_above_one(readings):
     assert window(readings, busy=5.0) == 1.0
 
 
-def test_counters_that_stand_still_say_nothing(readings):
+def test_constant_counters_give_no_share(readings):
     assert window(readings, total=0.0) is None
 
 
-def test_counters_that_could_not_be_read_at_first_say_nothing(monkeypatch):
+def test_unreadable_counters_give_no_share(monkeypatch):
     monkeypatch.setattr(quiet, "WINDOW_S", 0.01)
     meter = NoiseMeter()
     with monkeypatch.context() as broken:
@@ -82,13 +82,13 @@ def test_window_is_filled_by_idling(readings):
     assert meter.elapsed() == 0.0
     meter.open()
     assert not meter.is_full()
-    began = time.monotonic()
+    start = time.monotonic()
     meter.close()
-    assert time.monotonic() - began >= 0.04
+    assert time.monotonic() - start >= 0.04
     assert meter.elapsed() == 0.0
 
 
-def test_closing_what_is_not_open_is_an_error():
+def test_closing_a_window_that_is_not_open_is_an_error():
     with pytest.raises(RuntimeError, match="without open"):
         NoiseMeter().close()
 
@@ -121,15 +121,15 @@ def test_running_child_counts_as_own():
     assert grown >= 0.19
 
 
-def test_process_that_left_the_tree_counts_as_somebody_elses():
+def test_process_outside_the_tree_counts_as_other():
     program = ORPHAN.format(spin=SPIN.format(seconds=20))
     out = subprocess.run(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True
     ).stdout
     orphan = psutil.Process(int(out))
     try:
-        before, spun = tree_seconds(), sum(orphan.cpu_times()[:2])
-        while sum(orphan.cpu_times()[:2]) - spun < 0.5:
+        before, orphan_seconds = tree_seconds(), sum(orphan.cpu_times()[:2])
+        while sum(orphan.cpu_times()[:2]) - orphan_seconds < 0.5:
             time.sleep(0.02)
         assert tree_seconds() - before < 0.25
     finally:

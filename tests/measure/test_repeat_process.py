@@ -1,4 +1,4 @@
-"""A pass in a process of its own: each way in which that may end."""
+"""Tests of a pass in a child process and of the ways in which it may end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run_dir(tmp_path):
 
 
 def run(monkeypatch, run_dir, code, *, resumable=False):
-    """Has a Python program take the place of the pass."""
+    """Run a Python program in place of the pass."""
     monkeypatch.setattr(
         repeat_process, "_command", lambda path, number: [sys.executable, "-c", code]
     )
@@ -29,24 +29,22 @@ def run(monkeypatch, run_dir, code, *, resumable=False):
 
 
 @pytest.mark.parametrize("code", [ExitCode.OK, ExitCode.BAD_ANSWER, ExitCode.ENVIRONMENT])
-def test_a_pass_that_was_finished_is_no_error_whatever_it_found(monkeypatch, run_dir, code):
+def test_a_finished_pass_is_no_error(monkeypatch, run_dir, code):
     run(monkeypatch, run_dir, f"exit({repeat_process.FINISHED_OFFSET + code})")
 
 
-def test_a_pass_that_another_process_started_is_refused_with_a_word():
+def test_a_pass_started_by_another_process_is_rejected():
     with pytest.raises(UsageError, match="--parent 1: that process did not start this one"):
         repeat_process.bind_to_parent(1)
 
 
-def test_a_pass_that_ends_with_0_and_does_not_say_that_it_is_done_was_not_finished(
-    monkeypatch, run_dir
-):
+def test_a_pass_that_exits_with_0_but_is_not_finished_is_an_error(monkeypatch, run_dir):
     with pytest.raises(repeat_process.UnfinishedRepeat, match="ended with exit code 0") as caught:
         run(monkeypatch, run_dir, "import os; os._exit(0)")
     assert (caught.value.exit_code, caught.value.already_reported) == (ExitCode.ENVIRONMENT, False)
 
 
-def test_a_pass_holds_the_runs_folder_with_the_process_that_started_it(monkeypatch, run_dir):
+def test_a_pass_shares_the_lock_of_its_parent(monkeypatch, run_dir):
     run_dir.acquire_lock()
     seen = f"import os; os.fstat({run_dir.lock.fd}); exit({int(repeat_process.FINISHED_OFFSET)})"
     run(monkeypatch, run_dir, seen)
@@ -56,9 +54,7 @@ def test_a_pass_holds_the_runs_folder_with_the_process_that_started_it(monkeypat
 @pytest.mark.parametrize(
     ("name", "hint"), [("SIGKILL", "specbench run --resume"), ("SIGSEGV", "specbench run")]
 )
-def test_a_pass_that_a_signal_ended_is_one_error_of_the_environments(
-    monkeypatch, run_dir, name, hint
-):
+def test_a_pass_ended_by_a_signal_is_an_environment_error(monkeypatch, run_dir, name, hint):
     kill = f"import os, signal; os.kill(os.getpid(), signal.{name})"
     began = time.monotonic()
     with pytest.raises(repeat_process.UnfinishedRepeat) as caught:
@@ -70,7 +66,7 @@ def test_a_pass_that_a_signal_ended_is_one_error_of_the_environments(
     assert (fault.exit_code, fault.already_reported) == (ExitCode.ENVIRONMENT, False)
 
 
-def test_a_pass_that_alone_was_interrupted_has_said_nothing(monkeypatch, run_dir):
+def test_an_interrupted_pass_has_printed_nothing(monkeypatch, run_dir):
     with pytest.raises(repeat_process.UnfinishedRepeat, match="ended with exit code 130") as caught:
         run(monkeypatch, run_dir, "exit(130)")
     assert (caught.value.exit_code, caught.value.already_reported) == (ExitCode.INTERRUPTED, False)
@@ -79,7 +75,7 @@ def test_a_pass_that_alone_was_interrupted_has_said_nothing(monkeypatch, run_dir
 @pytest.mark.parametrize(
     ("code", "exit_code"), [(2, ExitCode.USAGE), (3, ExitCode.ENVIRONMENT), (77, ExitCode.BUG)]
 )
-def test_a_pass_that_failed_has_said_why_itself(monkeypatch, run_dir, code, exit_code):
+def test_a_failed_pass_has_printed_its_error(monkeypatch, run_dir, code, exit_code):
     with pytest.raises(
         repeat_process.UnfinishedRepeat, match=f"ended with exit code {code}"
     ) as caught:
@@ -89,7 +85,7 @@ def test_a_pass_that_failed_has_said_why_itself(monkeypatch, run_dir, code, exit
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_an_interruption_ends_the_pass_too(monkeypatch, stubborn):
+def test_an_interruption_ends_the_pass(monkeypatch, stubborn):
     monkeypatch.setattr(worker_process, "GRACE_S", (0.1, 0.5))
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" if stubborn else ""
     begun = []
@@ -110,24 +106,26 @@ def test_an_interruption_ends_the_pass_too(monkeypatch, stubborn):
 
 
 @pytest.fixture
-def strays(tmp_path, monkeypatch):
-    """A working folder with files that are called as modules that a pass needs, and no run."""
+def folder_with_module_names(tmp_path, monkeypatch):
+    """A working folder with files that have the names of modules that a pass imports."""
     for name in ("rich", "socket", "pickle", "torch"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a stray file was imported')")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_a_pass_finds_its_modules_where_the_run_did_and_not_in_the_working_folder(strays, capfd):
-    command = repeat_process._command(strays / "missing", 1)
+def test_a_pass_does_not_import_modules_from_the_working_folder(folder_with_module_names, capfd):
+    command = repeat_process._command(folder_with_module_names / "missing", 1)
     assert repeat_process.run_command(command) == ExitCode.USAGE
     assert "contains no run" in capfd.readouterr().err
 
 
-def test_a_pass_is_found_where_the_run_alone_knows_how(strays, monkeypatch, capfd):
-    """As in a checkout that is not installed, from which another folder's run was begun."""
+def test_a_pass_finds_specbench_if_it_is_not_installed(
+    folder_with_module_names, monkeypatch, capfd
+):
+    """specbench is not installed, and the run is started from another folder."""
     home = Path(repeat_process.__file__).parents[2]
     monkeypatch.setattr(sys, "path", [str(home), *(p for p in sys.path if p != str(home))])
-    python, *rest = repeat_process._command(strays / "missing", 1)
+    python, *rest = repeat_process._command(folder_with_module_names / "missing", 1)
     assert repeat_process.run_command([python, "-S", *rest]) == ExitCode.USAGE
     assert "contains no run" in capfd.readouterr().err

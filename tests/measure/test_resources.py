@@ -1,4 +1,4 @@
-"""What a run keeps of memory and energy, with counters that are doubles."""
+"""Tests of the memory and energy figures of a run, with fake energy counters."""
 
 import json
 from pathlib import Path
@@ -25,8 +25,8 @@ def run(capsys, tmp_path, monkeypatch):
     return call
 
 
-class Tens:
-    """A machine whose counter moves by 10 J between two looks."""
+class FakeEnergyMeter:
+    """A fake energy counter that grows by 10 J between two readings."""
 
     @classmethod
     def for_device(cls, device):
@@ -34,8 +34,8 @@ class Tens:
         return EnergyMeter([Counter("made", lambda: float(next(at)))])
 
 
-def test_energy_is_kept_of_each_output_and_told_as_tokens_per_joule(run, monkeypatch):
-    monkeypatch.setattr(bench, "EnergyMeter", Tens)
+def test_energy_of_each_output_is_stored_and_reported_as_tokens_per_joule(run, monkeypatch):
+    monkeypatch.setattr(bench, "EnergyMeter", FakeEnergyMeter)
     code, out, err = run(*ASKED, "--json")
     assert code == 0, err
     done = json.loads(out.splitlines()[-1])
@@ -47,7 +47,7 @@ def test_energy_is_kept_of_each_output_and_told_as_tokens_per_joule(run, monkeyp
         assert row["tokens_per_joule"] == pytest.approx(sum(tokens) / (10 * len(tokens)))
 
 
-def test_without_counters_energy_is_null_and_the_manifest_says_why(run, monkeypatch):
+def test_without_counters_energy_is_null_with_a_reason_in_the_manifest(run, monkeypatch):
     none = EnergyMeter((), "this system has none")
     monkeypatch.setattr(bench.EnergyMeter, "for_device", classmethod(lambda cls, device: none))
     code, out, err = run(*ASKED, "--json")
@@ -58,7 +58,7 @@ def test_without_counters_energy_is_null_and_the_manifest_says_why(run, monkeypa
     assert json.loads(out.splitlines()[-1])["summary"][0]["tokens_per_joule"] is None
 
 
-def test_peaks_of_loading_and_warming_up_stand_beside_weights_and_states(run):
+def test_manifest_has_memory_peaks_of_loading_and_warm_up(run):
     assert run(*ASKED)[0] == 0
     memory = RunDir.open(Path("here")).manifest["memory"]
     assert memory["peaks"].keys() == {"loading", "warming up"}

@@ -1,4 +1,4 @@
-"""Whole runs over a small pair: what they write, how they resume, what makes them fail."""
+"""Tests of whole runs over a small pair of models: records, resuming, and failures."""
 
 import gc
 import shutil
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("small_pair")
 
 @pytest.fixture
 def plugin(tmp_path):
-    """Writes a plug-in file and gives its path."""
+    """Return a function that writes a plug-in file and returns its path."""
 
     def write(source):
         path = tmp_path / f"plugin{abs(hash(source))}.py"
@@ -44,7 +44,7 @@ def ids_and_counters(outcome):
 
 
 @pytest.mark.smoke
-def test_every_row_answers_every_prompt_and_is_identical_to_vanilla(specbench):
+def test_every_method_answers_every_prompt_like_vanilla(specbench):
     outcome = specbench("sps", "pld", limit=6)
     assert len(outcome.records) == outcome.log.total == len(outcome.prompts) * 3
     for record in outcome.records:
@@ -64,7 +64,7 @@ def test_the_same_command_twice_gives_the_same_ids_and_counters(specbench, rule)
     assert ids_and_counters(first) == ids_and_counters(second)
 
 
-def test_an_interrupted_run_is_resumed_to_exactly_what_it_would_have_been(specbench):
+def test_a_resumed_run_equals_an_uninterrupted_one(specbench):
     whole = specbench("sps", limit=4)
     with pytest.raises(KeyboardInterrupt):
         specbench("sps", limit=4, log=specbench.log(interrupt_after=3))
@@ -72,23 +72,23 @@ def test_an_interrupted_run_is_resumed_to_exactly_what_it_would_have_been(specbe
     assert RunDir.open(path).manifest["status"] == "interrupted"
     kept = [record.key for record in RunDir.open(path).records()]
     assert 3 <= len(kept) < len(whole.records)
-    rest = specbench(resume=path)
-    assert set(rest.log.cells) == {record.key for record in whole.records} - set(kept)
-    assert ids_and_counters(rest) == ids_and_counters(whole)
-    assert rest.manifest["status"] == "finished"
+    resumed = specbench(resume=path)
+    assert set(resumed.log.record_keys) == {record.key for record in whole.records} - set(kept)
+    assert ids_and_counters(resumed) == ids_and_counters(whole)
+    assert resumed.manifest["status"] == "finished"
 
 
-def test_a_resumed_method_learns_again_what_it_knew_when_it_was_interrupted(specbench):
+def test_a_resumed_method_restores_what_it_has_learned(specbench):
     staged = {"name": "staged", "label": "staged", "params": {"depth": 3, "threshold": 0}}
     whole = specbench(staged, limit=3, max_new_tokens=24)
     with pytest.raises(KeyboardInterrupt):
         specbench(staged, limit=3, max_new_tokens=24, log=specbench.log(interrupt_after=3))
-    rest = specbench(resume=specbench.path(2))
-    assert ids_and_counters(rest) == ids_and_counters(whole)
+    resumed = specbench(resume=specbench.path(2))
+    assert ids_and_counters(resumed) == ids_and_counters(whole)
 
 
-def test_a_method_may_draft_with_models_beside_the_draft(specbench, tmp_path):
-    # a third model of the draft's own files, under a name of its own
+def test_a_method_may_draft_with_a_third_model(specbench, tmp_path):
+    # a copy of the draft model with another name
     folder = tmp_path / "third"
     shutil.copytree(resolve("embedded-1m").path, folder)
     stages = f"ngram,{folder},draft"
@@ -98,32 +98,32 @@ def test_a_method_may_draft_with_models_beside_the_draft(specbench, tmp_path):
     assert outcome.manifest["models"]["third"]["label"] == "third"
     trace = outcome.by_label("three")[0].forwards
     assert {kind.model for kind in trace.kinds} == {"target", "draft", "third"}
-    assert not any(str(tmp_path) in file.read_text() for file in written_by(outcome))
+    assert not any(str(tmp_path) in file.read_text() for file in files_of(outcome))
 
 
-def written_by(outcome):
+def files_of(outcome):
     return [file for file in outcome.path.rglob("*") if file.is_file()]
 
 
 def test_resuming_a_finished_run_does_nothing(specbench):
     whole = specbench("sps")
-    again = specbench(resume=whole.path)
-    assert again.log.cells == []
-    assert ids_and_counters(again) == ids_and_counters(whole)
+    resumed = specbench(resume=whole.path)
+    assert resumed.log.record_keys == []
+    assert ids_and_counters(resumed) == ids_and_counters(whole)
 
 
-def test_a_second_turn_goes_on_from_vanillas_answer_for_all_rows(specbench):
+def test_a_second_turn_continues_vanillas_answer_for_all_methods(specbench):
     outcome = specbench("sps", limit=1, category=["multi_turn"])
     first, second = sorted(outcome.prompts, key=lambda prompt: prompt.turn)
     assert (first.turn, second.turn) == (1, 2)
     answer = next(r.output_ids for r in outcome.by_label("vanilla") if r.turn == 1)
     context = " ".join(map(str, second.ids))
-    # The edges may be merged anew with the template around them.
+    # The tokens at the edges may merge with those of the chat template.
     assert " ".join(map(str, answer[1:-2])) in context
     assert {r.verdict.kind for r in outcome.by_label("sps")} == {"identical"}
 
 
-def test_a_method_that_raises_on_one_prompt_fails_that_cell_and_the_rest_goes_on(specbench, plugin):
+def test_a_method_that_raises_on_one_prompt_fails_only_there(specbench, plugin):
     path = plugin(
         """
         from specbench_cli.api import Method
@@ -142,9 +142,7 @@ def test_a_method_that_raises_on_one_prompt_fails_that_cell_and_the_rest_goes_on
     failed = [record for record in outcome.by_label("fragile") if record.error]
     assert 0 < len(failed) < len(outcome.by_label("fragile"))
     assert all("RuntimeError: cannot" in record.error for record in failed)
-    assert all(
-        "/" not in record.error.split("(")[-1] for record in failed
-    )  # no path of this machine
+    assert all("/" not in record.error.split("(")[-1] for record in failed)  # the error has no path
     assert all(record.verdict.kind == "identical" for record in outcome.by_label("sps"))
     assert outcome.exit_code == ExitCode.BAD_ANSWER
 
@@ -176,7 +174,7 @@ def test_a_method_that_commits_a_wrong_token_is_a_mismatch_and_exit_1(specbench,
     assert outcome.exit_code == ExitCode.BAD_ANSWER
 
 
-def test_a_method_that_stops_early_is_a_failed_cell(specbench, plugin):
+def test_a_method_that_stops_early_has_a_failed_output(specbench, plugin):
     path = plugin(
         """
         from specbench_cli.api import Method
@@ -200,7 +198,7 @@ def test_a_draft_that_is_not_needed_is_not_loaded(specbench):
     assert set(outcome.manifest["models"]) == {"target"}
 
 
-def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled(
+def test_a_changed_run_is_resumed_only_with_force_and_labelled_mixed(
     specbench, tmp_path, plugin, monkeypatch, capsys
 ):
     task = tmp_path / "own.jsonl"
@@ -216,29 +214,29 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
                 return session.chain(())
         """
     )
-    asked = {"tasks": [str(task)], "plugins": [path], "max_new_tokens": 2}
+    settings = {"tasks": [str(task)], "plugins": [path], "max_new_tokens": 2}
     with pytest.raises(KeyboardInterrupt):
-        specbench("edited", log=specbench.log(interrupt_after=1), **asked)
+        specbench("edited", log=specbench.log(interrupt_after=1), **settings)
     whole = execute.resume_run(specbench.path(1), specbench.log())[1]
-    whole.release()  # nothing changed: it would go on
+    whole.release()  # nothing has changed, so resuming works
     task.write_text('{"prompt": "How much is 2 + 3?"}\n')
     versions = environment.versions()
     monkeypatch.setattr(environment, "versions", lambda: {**versions, "torch": "9.9"})
     weights = whole.manifest["models"]["target"]
     whole.update(models={"target": {**weights, "sha256": "ab"}})
-    with pytest.raises(UsageError, match="cannot be resumed, because this has changed") as refused:
+    with pytest.raises(UsageError, match="cannot be resumed, because this has changed") as caught:
         execute.resume_run(specbench.path(1), specbench.log())
     names = ("the data of task own (", f"torch ({versions['torch']} then")
-    assert all(name in refused.value.message for name in names)
-    assert refused.value.hint.endswith(f"specbench run --resume {specbench.path(1)} --force")
+    assert all(name in caught.value.message for name in names)
+    assert caught.value.hint.endswith(f"specbench run --resume {specbench.path(1)} --force")
 
     # The plug-in is compared first, before any of its code runs.
     Path(path).write_text(Path(path).read_text() + "# edited")
     with pytest.raises(
         UsageError, match=r"changed since it was started: the file of edited \("
-    ) as refused:
+    ) as caught:
         execute.resume_run(specbench.path(1), specbench.log())
-    assert refused.value.hint.endswith(f"specbench run --resume {specbench.path(1)} --force")
+    assert caught.value.hint.endswith(f"specbench run --resume {specbench.path(1)} --force")
 
     permission.permit(execute.permissions_to_resume(specbench.path(1), True))
     plan, run_dir = execute.resume_run(specbench.path(1), specbench.log(), force=True)
@@ -251,7 +249,7 @@ def test_what_changed_since_is_named_and_refused_and_goes_on_with_force_labelled
     assert "mixed: torch (" in capsys.readouterr().out
 
 
-def test_no_file_of_a_finished_run_names_a_folder_of_this_machine(specbench, tmp_path, plugin):
+def test_files_of_a_finished_run_contain_no_local_path(specbench, tmp_path, plugin):
     task = tmp_path / "own.jsonl"
     task.write_text('{"prompt": "How much is 2 + 2?"}\n')
     path = plugin(
@@ -267,21 +265,19 @@ def test_no_file_of_a_finished_run_names_a_folder_of_this_machine(specbench, tmp
         """
     )
     outcome = specbench("plain", tasks=[str(task)], plugins=[path], max_new_tokens=2)
-    written = written_by(outcome)
-    assert {file.name for file in written} >= {"manifest.json", "prompts.jsonl", "records.jsonl"}
-    assert not any(str(tmp_path) in file.read_text() for file in written)
+    files = files_of(outcome)
+    assert {file.name for file in files} >= {"manifest.json", "prompts.jsonl", "records.jsonl"}
+    assert not any(str(tmp_path) in file.read_text() for file in files)
 
 
-def test_a_prompt_longer_than_the_context_is_refused_and_nothing_measured_is_lost(
-    specbench, tmp_path
-):
+def test_a_prompt_longer_than_the_context_is_rejected(specbench, tmp_path):
     task = tmp_path / "long.jsonl"
     task.write_text('{"prompt": "short"}\n{"prompt": "' + "word " * 5000 + '"}\n')
     with pytest.raises(UsageError, match="4096 positions"):
         specbench("pld", tasks=[str(task)], max_new_tokens=4)
 
 
-def test_peers_and_void_cells_decide_exit_codes_as_the_contract_says(specbench):
+def test_exit_code_depends_on_mismatches_and_noise(specbench):
     records = specbench("sps", limit=6).records
     ours = next(r for r in records if r.label == "sps")
     ours.verdict.kind = "mismatch"
@@ -292,8 +288,8 @@ def test_peers_and_void_cells_decide_exit_codes_as_the_contract_says(specbench):
     assert exit_code(records, {}) == ExitCode.ENVIRONMENT
 
 
-def heads_that_do_not_load(folder):
-    """Rows of EAGLE-2 by what is wrong with their heads, and a word of what is said."""
+def make_damaged_heads(folder):
+    """Return damaged head files, each with a label and a part of the error message."""
     good = HERE / "embedded" / "embedded-eagle"
     for name in ("cut", "no-json", "no-tensors"):
         shutil.copytree(good, folder / name)
@@ -310,9 +306,9 @@ def heads_that_do_not_load(folder):
     }
 
 
-@pytest.mark.usefixtures("shipped_pair")  # whose heads fit no other
-def test_rows_whose_heads_do_not_load_are_named_first_and_the_others_run(specbench, log, tmp_path):
-    heads = heads_that_do_not_load(tmp_path)
+@pytest.mark.usefixtures("shipped_pair")  # their heads fit only these models
+def test_methods_with_damaged_heads_are_left_out_and_the_others_run(specbench, log, tmp_path):
+    heads = make_damaged_heads(tmp_path)
     rows = [
         {"name": "eagle2", "label": label, "params": {"head": source}}
         for source, (label, _) in heads.items()
@@ -327,24 +323,26 @@ def test_rows_whose_heads_do_not_load_are_named_first_and_the_others_run(specben
         assert word in note
         assert word in done.manifest["left_out"][label]
         assert str(tmp_path) not in done.manifest["left_out"][label]
-    names = [each for each in view.said if isinstance(each, str)]
-    assert names.index("warming up 2 methods") == 1, "they were named before any row was run"
+    names = [each for each in view.events if isinstance(each, str)]
+    assert names.index("warming up 2 methods") == 1, (
+        "damaged heads are reported before any method runs"
+    )
 
 
-def test_a_run_with_nothing_beside_a_head_that_does_not_load_is_refused(specbench, tmp_path):
-    cut = next(iter(heads_that_do_not_load(tmp_path)))
+def test_a_run_with_only_a_damaged_head_is_rejected(specbench, tmp_path):
+    damaged_head = next(iter(make_damaged_heads(tmp_path)))
     with pytest.raises(EnvironmentFault, match="is damaged"):
-        specbench({"name": "eagle2", "params": {"head": cut}}, limit=1)
+        specbench({"name": "eagle2", "params": {"head": damaged_head}}, limit=1)
 
 
 @pytest.mark.usefixtures("shipped_pair")
-def test_a_head_that_was_mended_runs_when_the_run_is_resumed_by_force(specbench, log, tmp_path):
-    cut = Path(next(iter(heads_that_do_not_load(tmp_path))))
+def test_a_repaired_head_runs_if_the_run_is_resumed_with_force(specbench, log, tmp_path):
+    damaged_head = Path(next(iter(make_damaged_heads(tmp_path))))
     view = log(interrupt_after=1)
-    row = {"name": "eagle2", "label": "mended", "params": {"head": str(cut)}}
+    row = {"name": "eagle2", "label": "mended", "params": {"head": str(damaged_head)}}
     with pytest.raises(KeyboardInterrupt):
         specbench(row, "pld", limit=2, max_new_tokens=4, log=view)
-    shutil.copy(HERE / "embedded" / "embedded-eagle" / "model.safetensors", cut)
+    shutil.copy(HERE / "embedded" / "embedded-eagle" / "model.safetensors", damaged_head)
     with pytest.raises(UsageError, match="changed since it was started: the weights of eagle cut"):
         specbench(resume=specbench.path(1))
     plan, run_dir = execute.resume_run(specbench.path(1), view, force=True)
@@ -384,13 +382,13 @@ def test_records_of_a_head_that_no_longer_loads_are_kept(specbench, log, tmp_pat
         assert len(labels) == 3
         assert "eagle2" in labels
         weights.write_bytes(whole)
-        again = specbench(resume=path)
-        assert again.exit_code == ExitCode.OK
-        assert again.manifest["left_out"] == {}
-        assert len(again.records) == 6
+        resumed = specbench(resume=path)
+        assert resumed.exit_code == ExitCode.OK
+        assert resumed.manifest["left_out"] == {}
+        assert len(resumed.records) == 6
 
 
-def test_named_prompts_are_asked_and_no_others(specbench):
+def test_only_named_prompts_are_measured(specbench):
     named = ["mini/qa-003", "mini/rag-001"]
     outcome = specbench("pld", limit=None, prompts=named)
     assert {record.prompt_id for record in outcome.records} == set(named)
@@ -398,36 +396,36 @@ def test_named_prompts_are_asked_and_no_others(specbench):
         specbench("pld", limit=None, prompts=["mini/qa-3"])
 
 
-def test_a_pass_that_is_to_stop_finishes_its_prompt_and_begins_no_other(specbench):
+def test_a_pass_stopped_by_stop_after_finishes_its_prompt(specbench):
     outcome = specbench("pld", limit=6, stop_after=1e-6)
     assert len({record.prompt_id for record in outcome.records}) == 1
     assert outcome.manifest["status"] == "finished"
     assert "--stop-after 1e-06: 1 of 6 prompts" in outcome.log.notes
 
 
-def test_no_collection_before_an_output_goes_through_what_judging_loaded(specbench, monkeypatch):
-    """It is transformers: a collection took 80 ms where it takes 2, before each output."""
+def test_garbage_collection_before_an_output_ignores_objects_of_the_judge(specbench, monkeypatch):
+    """The judge loads transformers, with which a garbage collection takes 80 ms instead of 2 ms."""
     monkeypatch.setattr(quiet, "WINDOW_S", 0.0)  # each output is judged before the next prompt
-    loaded, looked_at = [], []
+    judge_objects, object_counts = [], []
     record, measure = RecordBuilder.build, Measurement.measure
 
-    def loading(judging, cell, group):
-        if not loaded:
-            loaded.extend([] for _ in range(50_000))
-        return record(judging, cell, group)
+    def build_and_allocate(judging, measurement, group):
+        if not judge_objects:
+            judge_objects.extend([] for _ in range(50_000))
+        return record(judging, measurement, group)
 
-    def watched(cell):
-        if loaded:
-            looked_at.append(len(gc.get_objects()))
-        measure(cell)
+    def count_objects_and_measure(measurement):
+        if judge_objects:
+            object_counts.append(len(gc.get_objects()))
+        measure(measurement)
 
-    monkeypatch.setattr(RecordBuilder, "build", loading)
-    monkeypatch.setattr(Measurement, "measure", watched)
+    monkeypatch.setattr(RecordBuilder, "build", build_and_allocate)
+    monkeypatch.setattr(Measurement, "measure", count_objects_and_measure)
     specbench("pld", limit=2, max_new_tokens=4)
-    assert looked_at
-    assert max(looked_at) < 50_000
+    assert object_counts
+    assert max(object_counts) < 50_000
 
 
-def test_a_run_under_load_has_no_prompt_to_stop_before():
+def test_stop_after_is_rejected_with_load():
     with pytest.raises(ValueError, match="stop_after cannot be combined with load"):
         RunConfig.model_validate({"methods": ["pld"], "load": "poisson:2", "stop_after": 3})

@@ -1,4 +1,4 @@
-"""Relative costs: read off a probe's curves, or measured within seconds."""
+"""Tests of relative step costs, from a probe's curves or measured quickly."""
 
 import pytest
 
@@ -13,11 +13,11 @@ from specbench_cli.measure.step_costs import StepCosts, measure_step_costs
 from specbench_cli.measure.step_timing import StepSample
 
 SURE = [-0.05 * n for n in range(63)]
-"""Logarithms of path probabilities, best first."""
+"""Log probabilities of the paths of a tree, in descending order."""
 
 
 def curve(ns, sizes, trees=()):
-    """A model's, `ns(n, context)` a forward; 1 us more over a tree."""
+    """Return a model's cost curve with `ns(n, context)` per forward, and 1 us more for a tree."""
     point = {"spread": 0.0, "samples": 3}
     return CostCurve.model_validate(
         {
@@ -37,7 +37,7 @@ def curve(ns, sizes, trees=()):
 
 
 def costs(slope):
-    """A target whose forward takes 10 us, and `slope` ns for each further row; a draft at 1 us."""
+    """Return step costs: a target of 10 us and `slope` ns per further row, and a draft of 1 us."""
     found = {
         "target": curve(lambda n, c: 10_000 + slope * (n - 1), (1, 2, 64)),
         "draft": curve(lambda n, c: 1_000, (1, 4)),
@@ -45,7 +45,7 @@ def costs(slope):
     return StepCosts.from_curves(found, 256, source="test")
 
 
-def test_unit_is_a_target_forward_over_one_row():
+def test_unit_is_a_target_forward_of_one_row():
     found = costs(100)
     assert found("target", 1) == 1.0
     assert found("target", 33) == pytest.approx(1 + 32 * 0.01)
@@ -53,7 +53,7 @@ def test_unit_is_a_target_forward_over_one_row():
     assert found.target_ns == 10_000
 
 
-def test_target_is_that_of_trees_where_these_were_measured():
+def test_target_costs_are_those_of_trees_if_measured():
     target = curve(lambda n, c: 10_000 + c, (1, 64), trees=(8, 64))
     found = StepCosts.from_curves({"target": target}, 256, source="test")
     assert found("target", 8) == pytest.approx(11_256 / 10_256, abs=1e-4)
@@ -66,7 +66,7 @@ def test_costs_never_fall_with_rows():
     assert [found("target", n) for n in (1, 2, 33, 64, 80)] == pytest.approx([1, 2.5, 2.5, 2.5, 4])
 
 
-def test_manifest_gives_back_the_same_costs():
+def test_costs_are_read_back_from_the_manifest():
     found = costs(100)
     assert StepCosts.model_validate_json(found.model_dump_json()) == found
 
@@ -82,11 +82,11 @@ def test_tree_is_small_on_a_steep_curve_and_large_on_a_flat_one():
     assert len(set(sizes)) == 4
 
 
-class Meter:
-    """Says that nothing else runs."""
+class SilentMeter:
+    """A noise meter without any noise."""
 
     def open(self):
-        """Nothing to read."""
+        """Do nothing."""
 
     def is_full(self):
         return True
@@ -100,7 +100,7 @@ def test_quick_probe_measures_models_within_its_time(tiny_checkpoint, monkeypatc
     monkeypatch.setattr(module, "SECONDS", 0.0)
     decoders = {role: load_decoder(folder, name=role) for role in ("target", "draft")}
     found = measure_step_costs(
-        Workspace(decoders, 0), MeasurementWindows(Meter(), allow_noise=True), 256
+        Workspace(decoders, 0), MeasurementWindows(SilentMeter(), allow_noise=True), 256
     )
     assert (found.context, found.noisy) == (256 - 65, False)
     assert list(found.relative["target"]) == [1, 2, 4, 8, 16, 32, 64]
@@ -108,7 +108,7 @@ def test_quick_probe_measures_models_within_its_time(tiny_checkpoint, monkeypatc
     assert found("draft", 1) > 0
 
 
-def test_step_of_several_costs_what_such_steps_took():
+def test_batched_steps_have_their_measured_cost():
     steps = [
         StepSample(n, length, drafting=2_000 * n * length, rest=own * 1_000)
         for n, line in {1: (12, 14), 4: (20, 60)}.items()
@@ -119,12 +119,14 @@ def test_step_of_several_costs_what_such_steps_took():
     )
     assert (found("target", 1, 1), found("target", 2, 1), found("target", 1)) == (1.2, 1.4, 1.0)
     assert (found("target", 4, 4), found("target", 8, 4)) == (2.0, 6.0)
-    assert found("target", 6, 2) == pytest.approx(1.6 + (10.0 - 1.6) / 3)  # a third of the way
-    assert found("target", 3, 1) == pytest.approx(1.6)  # the last slope goes on
+    assert found("target", 6, 2) == pytest.approx(
+        1.6 + (10.0 - 1.6) / 3
+    )  # interpolated at one third
+    assert found("target", 3, 1) == pytest.approx(1.6)  # extrapolated with the last slope
     assert (found("draft", 1, 1), found("draft", 2, 2)) == (0.2, pytest.approx(0.4))
 
 
-def test_lengths_that_differ_cost_what_such_a_step_took_more():
+def test_uneven_draft_lengths_add_their_measured_cost():
     even = [StepSample(2, k, drafting=1_000 * k, rest=20_000 + 2_000 * k) for k in (0, 2)]
     unlike = StepSample(2, 1.0, drafting=2_000, rest=26_000, even=False)
     found = StepCosts.from_curves(
@@ -135,7 +137,7 @@ def test_lengths_that_differ_cost_what_such_a_step_took_more():
     assert found("target", 4, 2, True) == pytest.approx(2.2)
 
 
-def test_odd_time_of_a_step_moves_nothing():
+def test_outlier_of_a_step_time_is_ignored():
     steps = [StepSample(1, 0, 0, ns) for ns in (10_000, 10_000, 90_000)]
     found = StepCosts.from_curves(
         {"target": curve(lambda n, c: 10_000, (1, 64))}, 256, source="", steps=steps
@@ -150,7 +152,7 @@ def test_steps_of_all_sizes_up_to_the_batch_are_timed(tiny_checkpoint, monkeypat
     decoders = {role: load_decoder(folder, name=role) for role in ("target", "draft")}
     workspace = Workspace(decoders, 0)
     found = measure_step_costs(
-        workspace, MeasurementWindows(Meter(), allow_noise=True), 256, most=3
+        workspace, MeasurementWindows(SilentMeter(), allow_noise=True), 256, most=3
     )
     assert list(found.steps) == [1, 2, 3]
     assert all(list(line) == [0, 1, 2, 4, 6] for line in found.steps.values())
@@ -159,14 +161,16 @@ def test_steps_of_all_sizes_up_to_the_batch_are_timed(tiny_checkpoint, monkeypat
     assert all(ns > 0 for ns in found.drafting.values())
     without = measure_step_costs(
         Workspace({"target": decoders["target"]}, 0),
-        MeasurementWindows(Meter(), allow_noise=True),
+        MeasurementWindows(SilentMeter(), allow_noise=True),
         256,
         most=1,
     )
     assert (list(without.steps), without.drafting) == ([1], {})
 
 
-def test_models_too_short_to_be_measured_are_refused():
+def test_models_with_too_few_positions_are_rejected():
     with pytest.raises(UsageError, match="models with 64 positions") as caught:
-        measure_step_costs(Workspace({}, 0), MeasurementWindows(Meter(), allow_noise=True), 64)
+        measure_step_costs(
+            Workspace({}, 0), MeasurementWindows(SilentMeter(), allow_noise=True), 64
+        )
     assert caught.value.hint == "set a number instead of auto"

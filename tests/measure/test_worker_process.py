@@ -1,4 +1,4 @@
-"""A child process that takes orders: each way in which it may answer, or not."""
+"""Tests of a worker process: its replies, timeouts, and how it ends."""
 
 import pickle
 import signal
@@ -50,11 +50,11 @@ def answer(worker, order, *arguments, within=30.0):
     return pickle.loads(worker.receive(within))  # noqa: S301
 
 
-def test_a_process_carries_out_one_order_after_another(worker):
+def test_a_process_carries_out_requests_in_order(worker):
     assert [answer(worker, "double", number) for number in (2, 21)] == [4, 42]
 
 
-def test_a_process_is_suspended_with_its_children_until_the_next_order(worker):
+def test_a_process_is_suspended_with_its_children_until_the_next_request(worker):
     child = psutil.Process(answer(worker, "start_child"))
     worker.suspend()
     deadline = time.monotonic() + 5
@@ -72,7 +72,7 @@ def test_a_process_ends_with_its_children(worker):
         assert time.monotonic() < deadline
 
 
-def test_a_missing_answer_is_a_time_out(worker):
+def test_a_missing_reply_is_a_timeout(worker):
     assert answer(worker, "double", 1) == 2
     with pytest.raises(TimeoutError, match=r"no answer after 0\.1 s"):
         answer(worker, "sleep", within=0.1)
@@ -81,7 +81,9 @@ def test_a_missing_answer_is_a_time_out(worker):
 @pytest.mark.parametrize(
     ("order", "arguments", "code"), [("exit", (7,), 7), ("kill", (), -signal.SIGKILL)]
 )
-def test_a_process_that_ends_before_it_answers_says_how(worker, order, arguments, code):
+def test_a_process_that_ends_before_it_replies_is_an_error_with_its_exit_code(
+    worker, order, arguments, code
+):
     with pytest.raises(ProcessEnded) as caught:
         answer(worker, order, *arguments)
     assert caught.value.code == code

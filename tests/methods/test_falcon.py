@@ -1,4 +1,7 @@
-"""Falcon's head against its definition, in decoding and in training; its tree; its sampling."""
+"""Tests of Falcon's head in decoding and training, of its tree and of its sampling.
+
+The head is compared with a direct implementation of the paper's definition.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,12 @@ def head(target):
     return FalconHead(Falcon.random(target, seed=5), target)
 
 
-def relaxed(n, end):
-    """Which of n pairs sees which: those before, its own, and the k of its block, where blocks are
-    counted from `end`, the pair behind which drafting began."""
+def relaxed_mask(n, end):
+    """Return the relaxed causal mask [n, n] of Falcon.
+
+    A pair (token, feature) attends to all earlier pairs, to itself and to all pairs of its block.
+    `end` is the last pair before drafting; the first drafted block starts right after it.
+    """
     block = [(at - end - 1) // BLOCK for at in range(n)]
     return torch.tensor(
         [[key <= at or block[key] == block[at] for key in range(n)] for at in range(n)]
@@ -36,7 +42,7 @@ def relaxed(n, end):
 
 
 def test_the_relaxed_mask_of_five_pairs_in_blocks_of_two():
-    assert relaxed(5, 2).int().tolist() == [
+    assert relaxed_mask(5, 2).int().tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 1, 0, 0],
         [1, 1, 1, 0, 0],
@@ -46,11 +52,14 @@ def test_the_relaxed_mask_of_five_pairs_in_blocks_of_two():
 
 
 def by_definition(head, target, text, path):
-    """Logits [k, V] behind a path of whole blocks drafted after a text: one pass over all pairs."""
+    """Return the logits [k, V] of the next block, from one pass over the text and the path.
+
+    `path` holds the tokens of the complete blocks drafted after `text`.
+    """
     module, n = head.head, len(text) - 1
     lstm = torch.nn.LSTM(2 * target.hidden_size, 64, num_layers=2, batch_first=True)
-    for layer, cell in enumerate(module.lstm):
-        for name, value in cell.named_parameters():
+    for layer, lstm_cell in enumerate(module.lstm):
+        for name, value in lstm_cell.named_parameters():
             getattr(lstm, f"{name}_l{layer}").data.copy_(value)
     with torch.no_grad():
         out = target.forward(Tokens(torch.tensor([text[:-1]])), target.new_state(n))
@@ -73,7 +82,7 @@ def by_definition(head, target, text, path):
             keys, values = attention.project_kv(rows[None], places)
             queries = attention._rotate(attention.q_proj(rows[None]), places, None)
             seen = torch.nn.functional.scaled_dot_product_attention(
-                queries, keys, values, relaxed(len(rows), n - 1)
+                queries, keys, values, relaxed_mask(len(rows), n - 1)
             )
             o = rows + attention.o_proj(seen.transpose(1, 2).flatten(2))[0]
             o = o + module.layer.mlp(module.layer.post_attention_layernorm(o))
@@ -82,10 +91,8 @@ def by_definition(head, target, text, path):
         return target.unembed(predicted)
 
 
-def test_a_node_is_ranked_by_its_level_of_the_block_that_the_pass_above_it_predicts(
-    drafting, target, head
-):
-    for prompt in (0, 17):  # of one token, and of many
+def test_a_node_is_ranked_by_the_logits_of_its_level_in_the_block(drafting, target, head):
+    for prompt in (0, 17):  # a prompt of one token, and one of many tokens
         method = Method(Method.Params(nodes=10, depth=4))
         session = drafting(method, head, prompt)
         for _ in range(2):
@@ -96,8 +103,8 @@ def test_a_node_is_ranked_by_its_level_of_the_block_that_the_pass_above_it_predi
                 above = paths[parent] if parent >= 0 else []
                 rank = ranks[parent] = ranks.get(parent, -1) + 1
                 whole = len(above) // BLOCK * BLOCK
-                said = by_definition(head, target, text, above[:whole])[len(above) - whole]
-                assert ids[node] == int(said.sort(descending=True).indices[rank])
+                logits = by_definition(head, target, text, above[:whole])[len(above) - whole]
+                assert ids[node] == int(logits.sort(descending=True).indices[rank])
                 paths.append([*above, ids[node]])
             assert {len(path) for path in paths} == {1, 2, 3, 4}
             passes = [f.n_tokens for f in session.harness.forwards() if f.role == "draft"]
@@ -107,39 +114,39 @@ def test_a_node_is_ranked_by_its_level_of_the_block_that_the_pass_above_it_predi
             session.harness.forwards()
 
 
-def test_training_drafts_what_decoding_does(family, target, head):
+def test_training_computes_the_logits_of_decoding(family, target, head):
     module, ids = family.modules["target"], list(family.prompts[17])
     with torch.no_grad():
         text = torch.tensor([ids])
         slots = torch.tensor([[0, 1, 6]])
         read = run_target(module, text, (-1,))
-        for step, said in enumerate(unroll(head.head, module, text, read, slots, 2 * BLOCK)):
+        for step, level in enumerate(unroll(head.head, module, text, read, slots, 2 * BLOCK)):
             whole = step // BLOCK * BLOCK
             for place, slot in enumerate(slots[0].tolist()):
                 path = ids[slot + 2 : slot + 2 + whole]
-                due = by_definition(head, target, ids[: slot + 2], path)[step - whole]
-                torch.testing.assert_close(said.logits[0, place], due, rtol=1e-4, atol=1e-4)
+                expected = by_definition(head, target, ids[: slot + 2], path)[step - whole]
+                torch.testing.assert_close(level.logits[0, place], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_above_temperature_zero_ours_is_the_targets_distribution_and_the_authors_rule_is_not():
-    """Theirs draws the token behind a draft that stood as a whole without the temperature."""
+def test_sampling_keeps_the_targets_distribution_and_the_authors_rule_does_not():
+    """After a fully accepted draft, the authors' code samples without the temperature."""
     case = Case("near", make_table_pair("near"), Sampling("rejection", 0.5), budget=4, length=3)
     method = Method(Method.Params(nodes=2, depth=2, width=2))
     assert distance_from_target(method, case) < 1e-9
     target, draft = (table.double() for table in case.tables)
     before, last = case.prompt[-2:]
-    theirs = {}
+    authors_distribution = {}
     for first, p_first in enumerate((target[before, last] / 0.5).softmax(-1).tolist()):
         drafted = int(draft[last, first].argmax())
         for second, p_second in enumerate((target[last, first] / 0.5).softmax(-1).tolist()):
-            heat = 1.0 if second == drafted else 0.5
-            for third, p in enumerate((target[first, second] / heat).softmax(-1).tolist()):
-                theirs[first, second, third] = p_first * p_second * p
-    assert sum(theirs.values()) == pytest.approx(1)
-    assert total_variation(theirs, target_distribution(case)) > 0.02
+            temperature = 1.0 if second == drafted else 0.5
+            for third, p in enumerate((target[first, second] / temperature).softmax(-1).tolist()):
+                authors_distribution[first, second, third] = p_first * p_second * p
+    assert sum(authors_distribution.values()) == pytest.approx(1)
+    assert total_variation(authors_distribution, target_distribution(case)) > 0.02
 
 
-def test_the_papers_tree_has_the_authors_levels_and_every_part_of_it_is_a_tree():
+def test_the_papers_tree_has_the_published_level_sizes():
     published = partial(static_tree, "kmask2_8layer_tree", choices=KMASK2_8LAYER_TREE)
     whole = published(165, 8, 20)
     assert [sum(len(node) == at for node in whole.nodes) for at in range(1, 9)] == [

@@ -1,4 +1,4 @@
-"""`sps` on every family of checkpoints, fused or hosted, against transformers' own generate."""
+"""Tests of `sps` on every model family, fused or hosted, against `generate` of transformers."""
 
 from __future__ import annotations
 
@@ -53,13 +53,15 @@ def run(method: Any, session: Session) -> list[Step]:
 def test_sps_is_lossless_on_every_family(tiny_checkpoint: Callable[..., Path], case: str) -> None:
     family, overrides = (FUSED | HOSTED)[case]
     folder = tiny_checkpoint(family, **overrides)
-    stranger = tiny_checkpoint(family, seed=1, **overrides)
+    other_draft = tiny_checkpoint(family, seed=1, **overrides)
     target = load_decoder(folder, name="target")
     assert isinstance(target, FusedDecoder if case in FUSED else TransformersDecoder)
-    strangers = Workspace(
-        {"target": target, "draft": load_decoder(stranger, name="draft")}, capacity=64
+    with_other_draft = Workspace(
+        {"target": target, "draft": load_decoder(other_draft, name="draft")}, capacity=64
     )
-    twins = Workspace({"target": target, "draft": load_decoder(folder, name="draft")}, capacity=64)
+    with_same_draft = Workspace(
+        {"target": target, "draft": load_decoder(folder, name="draft")}, capacity=64
+    )
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
         expected = get_module(target).generate(
@@ -73,11 +75,11 @@ def test_sps_is_lossless_on_every_family(tiny_checkpoint: Callable[..., Path], c
         answer = expected[0, len(prompt) :].tolist()
         tree = SpsTree(SpsTreeParams(widths=(2, 2, 1)))
         for workspace, method in (
-            (strangers, Vanilla()),
-            (strangers, Sps()),
-            (twins, Sps()),
-            (strangers, tree),
-            (twins, tree),
+            (with_other_draft, Vanilla()),
+            (with_other_draft, Sps()),
+            (with_same_draft, Sps()),
+            (with_other_draft, tree),
+            (with_same_draft, tree),
         ):
             session = open_session(workspace, prompt)
             run(method, session)
@@ -86,7 +88,9 @@ def test_sps_is_lossless_on_every_family(tiny_checkpoint: Callable[..., Path], c
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
 @pytest.mark.parametrize("seed", [0, 1], ids=["twin", "stranger"])
-def test_rows_kept_of_a_tree_equal_recomputation(tiny_checkpoint, family: str, seed: int) -> None:
+def test_cache_rows_kept_from_a_tree_equal_recomputed_rows(
+    tiny_checkpoint, family: str, seed: int
+) -> None:
     target = load_decoder(tiny_checkpoint(family), name="target")
     draft = load_decoder(tiny_checkpoint(family, seed=seed), name="draft")
     method = SpsTree(SpsTreeParams(widths=(2, 2, 2)))
@@ -106,14 +110,14 @@ def test_rows_kept_of_a_tree_equal_recomputation(tiny_checkpoint, family: str, s
 
 
 @pytest.mark.parametrize("case", [*FUSED, *HOSTED])
-def test_a_twin_draft_is_accepted_whole_on_every_family(
+def test_a_draft_equal_to_the_target_is_fully_accepted(
     tiny_checkpoint: Callable[..., Path], case: str
 ) -> None:
     family, overrides = (FUSED | HOSTED)[case]
     folder = tiny_checkpoint(family, **overrides)
-    twins = Workspace(
+    with_same_draft = Workspace(
         {role: load_decoder(folder, name=role) for role in ("target", "draft")}, capacity=64
     )
     for prompt in PROMPTS:
-        steps = run(Sps(Sps.Params(length=4)), open_session(twins, prompt))
+        steps = run(Sps(Sps.Params(length=4)), open_session(with_same_draft, prompt))
         assert [len(step.outcome.committed) for step in steps[:-1]] == [5] * (len(steps) - 1)

@@ -1,4 +1,4 @@
-"""Draft heads: what a slot reads, against plain sums over the whole text, cached or not."""
+"""Tests of draft heads against a direct computation over the whole text, without a cache."""
 
 from dataclasses import replace
 
@@ -26,8 +26,8 @@ def rms(x, weight):
     return weight * x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
 
 
-def block(files, reads, residual, positions):
-    """A Llama layer over a whole text [n, ...] whose row t sees the rows up to it."""
+def block(files, inputs, residual, positions):
+    """Compute a causal Llama layer over a whole text [n, ...]."""
     shape, n = files.shape, len(residual)
     weight = {
         name.removeprefix("layer.").removesuffix(".weight"): tensor
@@ -35,7 +35,7 @@ def block(files, reads, residual, positions):
         if name.startswith("layer.")
     }
     q, k, v = (
-        (reads @ weight[f"self_attn.{part}_proj"].T).view(n, -1, shape.head_dim).transpose(0, 1)
+        (inputs @ weight[f"self_attn.{part}_proj"].T).view(n, -1, shape.head_dim).transpose(0, 1)
         for part in "qkv"
     )
     config = LlamaConfig(
@@ -53,40 +53,43 @@ def block(files, reads, residual, positions):
 
 
 def by_definition(kind, files, target, ids, rows, *, true=True):
-    """(logits over the target's ids, rows fed back) of a head over a whole text, by the papers."""
-    given, tokens = files.tensors, target.embed(ids)
+    """Compute a head over a whole text as its paper defines it.
+
+    Return the logits over the target's vocabulary and the features for the next draft level.
+    """
+    weights, tokens = files.tensors, target.embed(ids)
     positions = torch.arange(len(ids))
-    fc = given["fc.weight"].T
+    fc = weights["fc.weight"].T
     if kind is EagleHead:
         joined = torch.cat((tokens, rows), -1) @ fc
-        left = block(files, joined, joined, positions)
-        return target.unembed(left), left
+        output = block(files, joined, joined, positions)
+        return target.unembed(output), output
     if kind is MtpHead:
         joined = torch.cat(
-            (rms(tokens, given["enorm.weight"]), rms(rows, given["hnorm.weight"])), -1
+            (rms(tokens, weights["enorm.weight"]), rms(rows, weights["hnorm.weight"])), -1
         )
         joined = joined @ fc
-        reads = rms(joined, given["layer.input_layernorm.weight"])
-        left = rms(block(files, reads, joined, positions), given["norm.weight"])
-        return target.unembed(left), left
+        inputs = rms(joined, weights["layer.input_layernorm.weight"])
+        output = rms(block(files, inputs, joined, positions), weights["norm.weight"])
+        return target.unembed(output), output
     g = rows @ fc if true else rows
-    reads = torch.cat((rms(tokens, given["enorm.weight"]), rms(g, given["hnorm.weight"])), -1)
-    left = block(files, reads, g, positions)
-    said = rms(left, given["norm.weight"]) @ given["lm_head.weight"].T
+    inputs = torch.cat((rms(tokens, weights["enorm.weight"]), rms(g, weights["hnorm.weight"])), -1)
+    output = block(files, inputs, g, positions)
+    draft_logits = rms(output, weights["norm.weight"]) @ weights["lm_head.weight"].T
     logits = torch.full((len(ids), target.vocab_size), -torch.inf)
-    for at, offset in enumerate(given["d2t"].tolist()):
-        logits[:, at + offset] = said[:, at]
-    return logits, left
+    for at, offset in enumerate(weights["d2t"].tolist()):
+        logits[:, at + offset] = draft_logits[:, at]
+    return logits, output
 
 
-def grouped(files, seed):
-    """The same head with three heads of attention that share one head's keys."""
+def with_grouped_query_attention(files, seed):
+    """Return the head with three query heads that share one key-value head."""
     generator = torch.Generator().manual_seed(seed)
     shape, tensors = files.shape, dict(files.tensors)
-    reads, d = tensors["layer.self_attn.q_proj.weight"].shape[1], shape.head_dim
-    for name, size in (("q_proj", (3 * d, reads)), ("o_proj", (shape.hidden_size, 3 * d))):
-        drawn = torch.randn(size, generator=generator) / size[1] ** 0.5
-        tensors[f"layer.self_attn.{name}.weight"] = drawn
+    inputs, d = tensors["layer.self_attn.q_proj.weight"].shape[1], shape.head_dim
+    for name, size in (("q_proj", (3 * d, inputs)), ("o_proj", (shape.hidden_size, 3 * d))):
+        weight_values = torch.randn(size, generator=generator) / size[1] ** 0.5
+        tensors[f"layer.self_attn.{name}.weight"] = weight_values
     for name in ("enorm", "hnorm", "norm", "layer.input_layernorm"):
         if f"{name}.weight" in tensors:
             noise = torch.rand(shape.hidden_size, generator=generator)
@@ -95,15 +98,15 @@ def grouped(files, seed):
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.kind)
-def made(request, target):
-    """A head, what it was made of, and the target's features of TEXT."""
+def built_head(request, target):
+    """Return a head, the weights it was built from and the target's features of TEXT."""
     kind = request.param
-    files = grouped(kind.module.random(target, 7).as_loaded(), seed=8)
+    files = with_grouped_query_attention(kind.module.random(target, 7).as_loaded(), seed=8)
     head = kind.from_files(files, target)
-    return kind, files, head, read(target, head.captured_layers)
+    return kind, files, head, compute_features(target, head.captured_layers)
 
 
-def read(target, captured_layers):
+def compute_features(target, captured_layers):
     layers = tuple(at for at in captured_layers if at != NORMED)
     out = target.forward(
         Tokens(TEXT), target.new_state(32), captured_layers=layers, logits_at="all"
@@ -115,16 +118,16 @@ def all_slots(head, rows):
     return Features(TEXT[:, 1:], rows[None, :-1])
 
 
-def test_a_head_computes_what_its_paper_says(made, target):
-    kind, files, head, rows = made
+def test_a_head_computes_its_papers_definition(built_head, target):
+    kind, files, head, rows = built_head
     out = head.forward(all_slots(head, rows), head.new_state(32), logits_at="all")
-    logits, left = by_definition(kind, files, target, TEXT[0, 1:], rows[:-1])
+    logits, output = by_definition(kind, files, target, TEXT[0, 1:], rows[:-1])
     torch.testing.assert_close(out.logits[0], logits, **CLOSE)
-    torch.testing.assert_close(out.hidden[0], left, **CLOSE)
+    torch.testing.assert_close(out.hidden[0], output, **CLOSE)
 
 
-def test_rows_fed_in_pieces_give_what_the_whole_gives(made):
-    _, _, head, rows = made
+def test_a_text_fed_in_pieces_gives_the_logits_of_the_whole(built_head):
+    _, _, head, rows = built_head
     whole, state = head.new_state(32), head.new_state(32)
     expected = head.forward(all_slots(head, rows), whole, logits_at="all")
     pieces = []
@@ -137,8 +140,8 @@ def test_rows_fed_in_pieces_give_what_the_whole_gives(made):
         torch.testing.assert_close(getattr(state, part)(0), getattr(whole, part)(0), **CLOSE)
 
 
-def test_slot_t_reads_the_token_after_it_and_no_later_one(made):
-    _, _, head, rows = made
+def test_slot_t_depends_on_token_t_plus_1_and_no_later_token(built_head):
+    _, _, head, rows = built_head
     before = head.forward(all_slots(head, rows), head.new_state(32), logits_at="all").logits[0]
     t = 6
     for ahead in (1, 2, 3):
@@ -150,44 +153,44 @@ def test_slot_t_reads_the_token_after_it_and_no_later_one(made):
         assert changed == [slot >= t + ahead - 1 for slot in range(13)]
 
 
-def test_a_head_fed_its_own_rows_computes_what_its_paper_says(made, target):
-    """A chain of three levels after five true slots."""
-    kind, files, head, rows = made
+def test_a_head_fed_its_own_features_computes_its_papers_definition(built_head, target):
+    """The draft is a chain of three levels after five slots with the target's features."""
+    kind, files, head, rows = built_head
     state = head.new_state(32)
     out = head.forward(Features(TEXT[:, 1:6], rows[None, :5]), state)
     ids, fed = TEXT[0, 1:6], rows[:5]
-    if kind is Eagle3Head:  # by definition features enter through fc, later rows as they are
+    if kind is Eagle3Head:  # fc projects the target's features only, not the head's own
         fed = fed @ files.tensors["fc.weight"].T
     for token in (44, 45, 46):
         fed = torch.cat((fed, out.hidden[0, -1:]))
         ids = torch.cat((ids, torch.tensor([token])))
         out = head.forward(Features(torch.tensor([[token]]), out.hidden[:, -1:]), state)
-        logits, left = by_definition(kind, files, target, ids, fed, true=False)
+        logits, output = by_definition(kind, files, target, ids, fed, true=False)
         torch.testing.assert_close(out.logits[0, -1], logits[-1], **CLOSE)
-        torch.testing.assert_close(out.hidden[0, -1], left[-1], **CLOSE)
+        torch.testing.assert_close(out.hidden[0, -1], output[-1], **CLOSE)
 
 
-def test_what_is_fed_back_is_not_written_to(made):
-    _, _, head, rows = made
+def test_a_forward_does_not_modify_its_input_features(built_head):
+    _, _, head, rows = built_head
     state = head.new_state(32)
-    left = head.forward(all_slots(head, rows), state).hidden
-    kept, given = left.clone(), rows.clone()
-    head.forward(Features(torch.tensor([[3]]), left[:, -1:]), state)
+    output = head.forward(all_slots(head, rows), state).hidden
+    output_before, rows_before = output.clone(), rows.clone()
+    head.forward(Features(torch.tensor([[3]]), output[:, -1:]), state)
     head.forward(all_slots(head, rows), head.new_state(32))
-    assert torch.equal(left, kept)
-    assert torch.equal(rows, given)
+    assert torch.equal(output, output_before)
+    assert torch.equal(rows, rows_before)
 
 
-def test_eagles_feature_through_the_output_matrix_is_the_targets_logits(target):
-    rows = read(target, EagleHead.module.captured_layers)
+def test_eagles_features_unembed_to_the_targets_logits(target):
+    rows = compute_features(target, EagleHead.module.captured_layers)
     expected = target.forward(Tokens(TEXT), target.new_state(32), logits_at="all").logits[0]
     assert torch.equal(target.unembed(rows), expected)
 
 
 @HEADS
-def test_a_random_head_says_only_what_it_can_and_not_always_the_same(target, kind):
+def test_a_random_head_depends_on_its_seed_and_its_input(target, kind):
     first, again, other = (kind.random({"target": target}, seed=s) for s in (1, 1, 2))
-    rows = read(target, first.captured_layers)
+    rows = compute_features(target, first.captured_layers)
     logits = [
         head.forward(all_slots(head, rows), head.new_state(32), logits_at="all").logits[0]
         for head in (first, again, other)
@@ -199,14 +202,14 @@ def test_a_random_head_says_only_what_it_can_and_not_always_the_same(target, kin
     assert first.weight_bytes > 0
 
 
-def test_embedding_and_output_matrix_cost_nothing_twice(target):
+def test_weight_bytes_exclude_matrices_shared_with_the_target(target):
     head = EagleHead.random({"target": target})
     width = target.hidden_size
     own = 2 * width * width + 3 * 8 * width + 8 * width + 3 * 2 * width * width + width
     assert head.weight_bytes == 4 * own
 
 
-def test_an_eagle3_head_without_output_matrix_speaks_with_the_targets_rows(target):
+def test_an_eagle3_head_without_output_matrix_uses_the_targets(target):
     files = Eagle3Head.module.random(target, 1).as_loaded()
     ids = files.tensors["t2d"].nonzero()[:, 0]
     rest = {name: tensor for name, tensor in files.tensors.items() if name != "lm_head.weight"}
@@ -214,31 +217,33 @@ def test_an_eagle3_head_without_output_matrix_speaks_with_the_targets_rows(targe
     rows = torch.randn(3, target.hidden_size)
     logits, whole = head.unembed(rows), target.unembed(rows)
     torch.testing.assert_close(logits[:, ids], whole[:, ids], **CLOSE)
-    silent = [token for token in range(target.vocab_size) if token not in ids.tolist()]
-    assert (logits[:, silent] == -torch.inf).all()
+    excluded = [token for token in range(target.vocab_size) if token not in ids.tolist()]
+    assert (logits[:, excluded] == -torch.inf).all()
 
 
-def test_an_eagle3_head_may_speak_the_whole_vocabulary(target):
+def test_an_eagle3_head_may_have_the_whole_vocabulary(target):
     files = Eagle3Head.module.random(target, 1).as_loaded()
-    kept = {k: v for k, v in files.tensors.items() if k not in ("d2t", "t2d", "lm_head.weight")}
+    tensors = {k: v for k, v in files.tensors.items() if k not in ("d2t", "t2d", "lm_head.weight")}
     rows = torch.randn(3, target.hidden_size)
-    head = Eagle3Head.from_files(replace(files, tensors=kept), target)
+    head = Eagle3Head.from_files(replace(files, tensors=tensors), target)
     assert torch.equal(head.unembed(rows), target.unembed(rows))
     matrix = torch.randn(target.vocab_size, target.hidden_size)
-    head = Eagle3Head.from_files(replace(files, tensors=kept | {"lm_head.weight": matrix}), target)
+    head = Eagle3Head.from_files(
+        replace(files, tensors=tensors | {"lm_head.weight": matrix}), target
+    )
     torch.testing.assert_close(head.unembed(rows), rows @ matrix.T, **CLOSE)
 
 
 def test_norm_before_residual_puts_the_normed_features_on_the_residual_stream(target):
-    files = grouped(Eagle3Head.module.random(target, 1).as_loaded(), seed=2)
-    given = files.tensors
+    files = with_grouped_query_attention(Eagle3Head.module.random(target, 1).as_loaded(), seed=2)
+    weights = files.tensors
     head = Eagle3Head.from_files(replace(files, config={"norm_before_residual": True}), target)
-    rows = read(target, head.captured_layers)
+    rows = compute_features(target, head.captured_layers)
     out = head.forward(all_slots(head, rows), head.new_state(32), logits_at="all")
-    g = rms(rows[:-1] @ given["fc.weight"].T, given["hnorm.weight"])
-    reads = torch.cat((rms(target.embed(TEXT[0, 1:]), given["enorm.weight"]), g), -1)
-    left = block(files, reads, g, torch.arange(13))
-    torch.testing.assert_close(out.hidden[0], left, **CLOSE)
+    g = rms(rows[:-1] @ weights["fc.weight"].T, weights["hnorm.weight"])
+    inputs = torch.cat((rms(target.embed(TEXT[0, 1:]), weights["enorm.weight"]), g), -1)
+    output = block(files, inputs, g, torch.arange(13))
+    torch.testing.assert_close(out.hidden[0], output, **CLOSE)
 
 
 def test_d2t_is_an_offset_and_t2d_its_mask(target):
@@ -255,7 +260,7 @@ def test_d2t_is_an_offset_and_t2d_its_mask(target):
     )
 
 
-def test_official_captured_layers_are_the_rows_that_enter_layers_2_half_and_three_from_the_end():
+def test_official_captured_layers_are_early_middle_and_late():
     assert official_layers(32) == (1, 15, 28)
     assert official_layers(8) == (1, 3, 4)
     assert official_layers(1) == (0, 0, 0)
@@ -270,7 +275,7 @@ def test_official_captured_layers_are_the_rows_that_enter_layers_2_half_and_thre
         ({"specbench": {"taps": [2, 3, 6]}}, (2, 3, 6)),
     ],
 )
-def test_the_config_may_name_the_layers_to_read(config, captured_layers):
+def test_the_config_may_name_the_captured_layers(config, captured_layers):
     files = LoadedHead("a head", {}, HeadShape(4, 4, 1, 1, 4), config=config)
     assert files.find_captured_layers(8) == captured_layers
 
@@ -298,12 +303,12 @@ def test_another_vocabulary_is_refused(target):
     ):
         with pytest.raises(EnvironmentFault, match="head: d2t"):
             Eagle3Head.from_files(replace(files, tensors={**files.tensors, **change}), target)
-    kept = {k: v for k, v in files.tensors.items() if k not in ("d2t", "t2d")}
+    tensors = {k: v for k, v in files.tensors.items() if k not in ("d2t", "t2d")}
     with pytest.raises(EnvironmentFault, match=r"tensors d2t and t2d.* are missing"):
-        Eagle3Head.from_files(replace(files, tensors=kept), target)
+        Eagle3Head.from_files(replace(files, tensors=tensors), target)
 
 
-def test_features_of_no_known_width_are_refused(target):
+def test_features_of_a_wrong_width_are_refused(target):
     head = Eagle3Head.random({"target": target})
     x = Features(TEXT[:, :2], torch.zeros(1, 2, 7))
     with pytest.raises(ValueError, match="features have width 7"):
@@ -311,7 +316,7 @@ def test_features_of_no_known_width_are_refused(target):
 
 
 @HEADS
-def test_a_head_reads_features_only(target, kind):
+def test_a_head_accepts_only_features_as_input(target, kind):
     head = kind.random({"target": target})
     with pytest.raises(ValueError, match="needs Features as input, not Tokens"):
         head.forward(Tokens(TEXT), head.new_state(32))

@@ -1,4 +1,7 @@
-"""transformers' peers report what transformers' `generate` did, and decide as our methods do."""
+"""Tests of the methods that run `generate` of transformers.
+
+Their steps must match what `generate` did, and the decisions of specbench's own methods.
+"""
 
 import functools
 import runpy
@@ -46,7 +49,7 @@ REJECTION = Sampling(rule="rejection", temperature=0.8, top_k=30, top_p=0.95)
 
 
 class History:
-    """All ids of one sequence, from which `Recomputing` computes everything again."""
+    """A state without a cache: all ids of one sequence."""
 
     nbytes = 0
     by_row = True
@@ -74,7 +77,7 @@ class History:
 
 
 class Recomputing(Decoder):
-    """A decoder without a cache: ours and transformers' share nothing but the weights."""
+    """A decoder without a cache. It shares only the weights with transformers' decoding."""
 
     def __init__(self, name: str, module: LlamaForCausalLM) -> None:
         self.name = name
@@ -96,8 +99,8 @@ class Recomputing(Decoder):
         return ModelOutput(logits=logits[:, -rows:], hidden=logits)
 
 
-class Sized(Recomputing):
-    """A target as far as a head that is to be drawn looks at it."""
+class SizedTarget(Recomputing):
+    """A target with the attributes that a random head needs."""
 
     def __init__(self, module: LlamaForCausalLM) -> None:
         super().__init__("target", module)
@@ -126,7 +129,7 @@ def target() -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module")
 def draft(target: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Like the target, but for some noise: it is right often, not always."""
+    """Return the target with noisy weights: many of its predictions match the target's."""
     model = tiny(0)
     torch.manual_seed(9)
     with torch.no_grad():
@@ -140,7 +143,7 @@ Decoded = tuple[Session, list[Step]]
 
 @pytest.fixture(scope="module")
 def run(target, draft):
-    """Decode one prompt; gives the session and its steps."""
+    """Return a function that decodes one prompt and returns the session and its steps."""
 
     def decode(method, sampling=GREEDY, *, prompt=0, stop=STOP, modules=None) -> Decoded:
         modules = modules or {"target": target, "draft": draft}
@@ -148,7 +151,9 @@ def run(target, draft):
             decoders={name: Recomputing(name, module) for name, module in modules.items()},
             capacity=64,
             modules=modules.__getitem__,
-            load_artifact=lambda wanted: wanted.kind.random({"target": Sized(modules["target"])}),
+            load_artifact=lambda wanted: wanted.kind.random(
+                {"target": SizedTarget(modules["target"])}
+            ),
         )
         ids = torch.randint(2, VOCAB, (12,), generator=torch.Generator().manual_seed(prompt))
         request = Request(f"test/{prompt}", 0, tuple(ids.tolist()), stop)
@@ -160,7 +165,7 @@ def run(target, draft):
 
 @pytest.fixture(scope="module")
 def vanilla(run):
-    """Our vanilla's output."""
+    """Return a function that computes the output of specbench's own `vanilla`."""
 
     @functools.cache
     def decode(sampling=GREEDY, prompt=0, stop=STOP) -> list[int]:
@@ -180,7 +185,7 @@ RULES = {"greedy": GREEDY, "coupled": COUPLED, "cut": CUT}
 
 @pytest.mark.parametrize("peer", PEERS, ids=PEER_IDS)
 @pytest.mark.parametrize("sampling", [*RULES.values(), REJECTION], ids=[*RULES, "rejection"])
-def test_tokens_are_prefills_and_the_steps(run, peer, sampling):
+def test_output_is_the_prefill_token_and_the_committed_tokens(run, peer, sampling):
     for prompt in range(2):
         session, steps = run(peer, sampling, prompt=prompt)
         committed = [token for step in steps for token in step.outcome.committed]
@@ -194,7 +199,7 @@ def test_tokens_are_prefills_and_the_steps(run, peer, sampling):
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=PEER_IDS)
-def test_output_is_what_generate_gives(run, target, draft, peer):
+def test_output_equals_that_of_generate(run, target, draft, peer):
     session, _ = run(peer)
     extra = {
         "hf:vanilla": {},
@@ -202,7 +207,7 @@ def test_output_is_what_generate_gives(run, target, draft, peer):
         "hf:prompt-lookup": {"prompt_lookup_num_tokens": 10},
         "hf:early-exit": {"assistant_early_exit": 1},
         "hf:dflash": {
-            "assistant_model": dflash_module(DFlash.random({"target": Sized(target)})),
+            "assistant_model": dflash_module(DFlash.random({"target": SizedTarget(target)})),
             "speculation_type": "dflash",
         },
     }
@@ -221,7 +226,7 @@ def test_output_is_what_generate_gives(run, target, draft, peer):
 
 @pytest.mark.parametrize("peer", PEERS, ids=PEER_IDS)
 @pytest.mark.parametrize("sampling", RULES.values(), ids=list(RULES))
-def test_peers_emit_our_vanillas_tokens(run, vanilla, peer, sampling):
+def test_peers_emit_the_tokens_of_vanilla(run, vanilla, peer, sampling):
     for prompt in range(3):
         assert output(run(peer, sampling, prompt=prompt)) == vanilla(sampling, prompt)
 
@@ -239,23 +244,24 @@ def test_peers_emit_our_vanillas_tokens(run, vanilla, peer, sampling):
     ids=["sps5", "sps2", "pld"],
 )
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=["greedy", "coupled"])
-def test_steps_agree_once_both_replaced_a_token(run, ours, peer, sampling):
-    met = 0
+def test_steps_agree_after_both_methods_rejected_a_token(run, ours, peer, sampling):
+    agreements = 0
     for prompt in range(5):
         a, b = run(ours, sampling, prompt=prompt), run(peer, sampling, prompt=prompt)
         assert output(a) == output(b)
         trails = [SPEED["StepTrail"].from_steps(*each) for each in (a, b)]
         if isinstance(ours, Pld):
-            # transformers' lookup drafts past the budget, so that its last, cut step has no bonus.
+            # transformers' lookup drafts past the budget. Its last step is cut: it has no bonus
+            # token.
             trails = [replace(trail, steps=trail.steps[:-1]) for trail in trails]
         verdict = SPEED["steps_agree"](*trails)
         assert verdict is not False
-        met += verdict is True
-    assert met >= 2
+        agreements += verdict is True
+    assert agreements >= 2
 
 
 def test_assistant_shares_the_noise(run, target):
-    """Drafts of the target itself, under its own noise, are all accepted."""
+    """If draft model and target are equal and share the noise, every draft token is accepted."""
     same = {"target": target, "draft": target}
     _, steps = run(HfAssisted(), COUPLED, modules=same, stop=NO_EOS)
     assert len(steps) > 3
@@ -269,7 +275,7 @@ def test_constant_length_is_drafted(run):
     assert set(levels[1:-2]) == {3}
 
 
-def test_checkpoint_settings_do_not_leak_in(run, target, draft):
+def test_generation_settings_of_the_checkpoint_are_ignored(run, target, draft):
     clean = {peer.name: run(peer) for peer in PEERS}
     settings = GenerationConfig(
         do_sample=True,
@@ -316,7 +322,7 @@ def test_output_ends_with_the_first_eos(run, vanilla, peer):
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=PEER_IDS)
-def test_stop_strings_end_the_call_itself(run, vanilla, target, peer):
+def test_stop_strings_end_the_generate_call(run, vanilla, target, peer):
     full = vanilla(stop=NO_EOS)
     string = f" {full[9]} {full[10]} "
     stop = StopRule(frozenset(), 30, (string,), lambda ids: f" {' '.join(map(str, ids))} ")
@@ -327,7 +333,7 @@ def test_stop_strings_end_the_call_itself(run, vanilla, target, peer):
     assert session.finish == "stop"
     assert list(session.output()) == vanilla(stop=stop)
     assert len(session.output()) < 30
-    if peer.name != "hf:early-exit":  # which drafts by the same module
+    if peer.name != "hf:early-exit":  # it drafts with the target module itself
         assert len(forwards) <= len(session.output())
 
 

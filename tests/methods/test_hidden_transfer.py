@@ -1,4 +1,4 @@
-"""Rows that look ahead through the target's upper layers, against transformers' own layers."""
+"""Tests of Hidden Transfer: its pseudo states, computed with the layers of transformers instead."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from specbench_cli.training.heads.build import TorchTarget
 from specbench_cli.training.heads.losses import run_target, unroll
 
 
-def stirred(target, **sizes):
+def head_with_random_maps(target, **sizes):
     head = TransferMaps(target, **sizes)
     with torch.no_grad():
-        drawn = torch.Generator().manual_seed(2)
-        head.moves.copy_(torch.randn(head.moves.shape, generator=drawn) / 8)
+        generator = torch.Generator().manual_seed(2)
+        head.moves.copy_(torch.randn(head.moves.shape, generator=generator) / 8)
     return head.ready()
 
 
 @pytest.fixture(scope="module")
 def head(family):
-    return stirred(family.decoders["target"])
+    return head_with_random_maps(family.decoders["target"])
 
 
 @pytest.fixture
@@ -46,15 +46,15 @@ def session(family, head):
 
 
 def by_transformers(module, head, ids):
-    """What a text's last row and the pseudo states behind it say: one chain, no tree, no cache."""
+    """Compute the logits of a text's last row and of the pseudo states after it, without cache."""
     body, n, k = module.model, len(ids), head.sizes["levels"]
     rows = body.embed_tokens(torch.tensor([ids]))
     causal = torch.ones(n + k, n + k, dtype=torch.bool).tril()[None, None]
     for at, layer in enumerate(body.layers):
         if at == head.layer:
             last = rows[:, -1]
-            made = [last + last @ move.T for move in head.moves]
-            rows = torch.cat((rows, torch.stack(made, 1)), 1)
+            pseudo_states = [last + last @ move.T for move in head.moves]
+            rows = torch.cat((rows, torch.stack(pseudo_states, 1)), 1)
         length = rows.shape[1]
         rotary = body.rotary_emb(rows, torch.arange(length)[None])
         rows = layer(rows, attention_mask=causal[..., :length, :length], position_embeddings=rotary)
@@ -68,27 +68,27 @@ def test_a_step_of_the_target_is_the_plain_one_and_every_node_foresees_what_its_
     method.start(session)
     session.prefill()
     prompt = list(family.prompts[7])
-    due = by_transformers(family.modules["target"], head, prompt)
-    torch.testing.assert_close(method.ahead.latest_logits(), due[1:], rtol=1e-4, atol=1e-4)
+    expected = by_transformers(family.modules["target"], head, prompt)
+    torch.testing.assert_close(method.ahead.latest_logits(), expected[1:], rtol=1e-4, atol=1e-4)
     for _ in range(3):
         text = list(session.tokens())
         draft = method.propose(session, 3)
         rows = session.score(draft)
-        said = method.ahead._logits
-        assert said.shape == (7, 3, 96)
+        ahead_logits = method.ahead._logits
+        assert ahead_logits.shape == (7, 3, 96)
         for node in range(-1, draft.nodes):
             path = []
             at = node
             while at >= 0:
                 path.insert(0, int(draft.tokens[at]))
                 at = draft.parents[at]
-            due = by_transformers(family.modules["target"], head, text + path)
-            torch.testing.assert_close(rows[node + 1], due[0], rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(said[node + 1], due[1:], rtol=1e-4, atol=1e-4)
+            expected = by_transformers(family.modules["target"], head, text + path)
+            torch.testing.assert_close(rows[node + 1], expected[0], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(ahead_logits[node + 1], expected[1:], rtol=1e-4, atol=1e-4)
         outcome = session.commit(session.verify(draft, rows))
         last = [-1, *outcome.path][len(outcome.committed) - 1]
-        assert method.ahead.latest_logits().equal(said[last + 1])
-        n = len(session.tokens()) - 1  # no pseudo state is kept
+        assert method.ahead.latest_logits().equal(ahead_logits[last + 1])
+        n = len(session.tokens()) - 1  # the cache keeps no pseudo state
         assert {session.state.length(0, layer) for layer in range(2)} == {n}
         target, fresh = family.decoders["target"], family.decoders["target"].new_state(n)
         target.forward(Tokens(torch.tensor([session.tokens()[:-1]])), fresh)
@@ -97,22 +97,22 @@ def test_a_step_of_the_target_is_the_plain_one_and_every_node_foresees_what_its_
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_training_sends_the_same_rows_as_decoding(family, head):
+def test_training_computes_the_logits_of_decoding(family, head):
     module, ids = family.modules["target"], list(family.prompts[9])
-    own = stirred(TorchTarget(module))
+    training_head = head_with_random_maps(TorchTarget(module))
     with torch.no_grad():
         text = torch.tensor([ids])
-        read = run_target(module, text, own.captured_layers)
+        read = run_target(module, text, training_head.captured_layers)
         slots = torch.tensor([[2, len(ids) - 3]])
-        steps = list(unroll(own, module, text, read, slots, 5))
+        steps = list(unroll(training_head, module, text, read, slots, 5))
         assert len(steps) == 3
         for place, slot in enumerate(slots[0].tolist()):
-            due = by_transformers(module, head, ids[: slot + 1])
-            said = torch.stack([step.logits[0, place] for step in steps])
-            torch.testing.assert_close(said, due[1:], rtol=1e-4, atol=1e-4)
+            expected = by_transformers(module, head, ids[: slot + 1])
+            ahead_logits = torch.stack([step.logits[0, place] for step in steps])
+            torch.testing.assert_close(ahead_logits, expected[1:], rtol=1e-4, atol=1e-4)
 
 
-def test_maps_are_k_square_matrices_that_begin_as_the_identity(family):
+def test_maps_are_k_square_matrices_and_start_as_the_identity(family):
     target = family.decoders["target"]
     head = TransferMaps.random({"target": target})
     assert sum(each.numel() for each in head.parameters()) == 3 * target.hidden_size**2
@@ -123,7 +123,7 @@ def test_maps_are_k_square_matrices_that_begin_as_the_identity(family):
 
 
 @pytest.mark.parametrize("fault", ["sight", "place"])
-def test_pseudo_states_out_of_place_are_caught_by_the_audit(monkeypatch, fault):
+def test_the_audit_finds_wrong_masks_and_positions_of_pseudo_states(monkeypatch, fault):
     right = look_ahead.append_branches
 
     def wrong(mask, positions, k):
@@ -140,7 +140,7 @@ def test_pseudo_states_out_of_place_are_caught_by_the_audit(monkeypatch, fault):
     assert not twin.passed
 
 
-def test_a_batch_and_a_target_of_whole_forwards_are_refused(family, head):
+def test_batches_and_targets_without_partial_forwards_are_refused(family, head):
     space = Workspace({"target": family.decoders["target"]}, 96, load_artifact=lambda _: head)
     requests = [
         Request(f"tiny/{at}", 0, family.prompts[at], StopRule(frozenset(), 4)) for at in (0, 1)

@@ -1,4 +1,4 @@
-"""Judge Decoding: whose rows the judge is given, what passes, and how its labels are mined."""
+"""Tests of Judge Decoding: the input of its judge head, its decisions and its training labels."""
 
 import json
 
@@ -19,23 +19,26 @@ from specbench_cli.training.heads.judge import JudgeQuestion, export, mine_label
 WIDTH = 32
 
 
-class Heard:
-    """A judge that keeps the rows it is given, and always says the same."""
+class ConstantJudge:
+    """A judge that returns one constant probability and keeps its input rows."""
 
-    def __init__(self, says):
-        self.says, self.rows = says, []
+    def __init__(self, probability):
+        self.probability, self.rows = probability, []
 
     def __call__(self, rows):
         self.rows.append(rows.clone())
-        return torch.full(rows.shape[:1], self.says)
+        return torch.full(rows.shape[:1], self.probability)
 
 
 @pytest.fixture
-def heard(open_session, monkeypatch):
-    """A decoding with such a judge: its method, its session and the judge."""
+def decode_with_judge(open_session, monkeypatch):
+    """Return a function that decodes with a constant judge.
 
-    def decode(says, threshold=0.5, **rest):
-        judge = Heard(says)
+    It returns the steps, the session and the judge.
+    """
+
+    def decode(probability, threshold=0.5, **rest):
+        judge = ConstantJudge(probability)
         session = open_session(7, Sampling(), budget=24, **rest)
         monkeypatch.setattr(type(session), "artifact", lambda *_: judge)
         method = Judge(JudgeParams(threshold=threshold))
@@ -45,34 +48,34 @@ def heard(open_session, monkeypatch):
     return decode
 
 
-def test_a_judge_that_always_agrees_lets_every_draft_pass(heard):
-    steps, _, _ = heard(0.9, draft="far")
+def test_a_judge_that_always_agrees_accepts_every_draft(decode_with_judge):
+    steps, _, _ = decode_with_judge(0.9, draft="far")
     words = [word for step in steps for word in step.outcome.origin]
     assert "recovered" not in words and words.count("relaxed") > 8
     assert all(len(step.outcome.path) == step.draft.nodes for step in steps[:-1])
 
 
-def test_a_judge_that_never_agrees_changes_nothing(heard, open_session):
-    _, session, judge = heard(0.1, draft="far")
-    _, exact, _ = heard(0.1, threshold=1.0, draft="far")
+def test_a_judge_that_never_agrees_changes_nothing(decode_with_judge, open_session):
+    _, session, judge = decode_with_judge(0.1, draft="far")
+    _, exact, _ = decode_with_judge(0.1, threshold=1.0, draft="far")
     assert session.output() == exact.output() and judge.rows
     assert "relaxed" not in session.harness.text.origin
 
 
-def test_a_token_is_judged_by_the_row_that_has_read_it(heard, family):
-    """Not by the row before, which says what comes in its place."""
-    steps, session, judge = heard(0.9)
+def test_a_token_is_judged_by_its_own_hidden_state(decode_with_judge, family):
+    """The row before it, which predicts this token, is not used."""
+    steps, session, judge = decode_with_judge(0.9)
     text = torch.tensor([list(session.tokens())])
     target = family.decoders["target"]
     out = target.forward(Tokens(text), target.new_state(text.shape[1]), logits_at=None)
-    due, at = target.norm(out.hidden[0]), text.shape[1] - len(session.output()) + 1
+    expected, at = target.norm(out.hidden[0]), text.shape[1] - len(session.output()) + 1
     for step, rows in zip(steps, judge.rows, strict=True):
         if step.draft.nodes:
-            assert torch.allclose(rows, due[at : at + step.draft.nodes], atol=1e-4)
+            assert torch.allclose(rows, expected[at : at + step.draft.nodes], atol=1e-4)
         at += len(step.outcome.committed)
 
 
-def test_a_stricter_judge_stops_whatever_this_one_stops():
+def test_a_stricter_judge_has_a_higher_threshold():
     rule = JudgeVerifier(0.2)
     assert [rule.stricter.threshold, rule.stricter.stricter.threshold] == [0.6, 0.8]
     assert (
@@ -82,34 +85,32 @@ def test_a_stricter_judge_stops_whatever_this_one_stops():
     )
 
 
-class Noted(JudgeHead):
-    """A judge that keeps what it says."""
+class RecordingJudge(JudgeHead):
+    """A judge that keeps the probabilities that it returns."""
 
     def __init__(self):
         super().__init__(torch.randn(WIDTH, generator=torch.manual_seed(4)), torch.zeros(1))
-        self.said = []
+        self.returned = []
 
     def __call__(self, rows):
-        self.said.append(super().__call__(rows))
-        return self.said[-1]
+        self.returned.append(super().__call__(rows))
+        return self.returned[-1]
 
 
-def test_chances_that_were_logged_replay_to_the_same_verdicts_and_stricter_ones_to_fewer(
-    open_session, monkeypatch
-):
-    stood = []
-    judge = Noted()
+def test_logged_probabilities_reproduce_the_decisions(open_session, monkeypatch):
+    origins = []
+    judge = RecordingJudge()
     for prompt in range(12):
         session = open_session(prompt, Sampling(), budget=24, draft="far")
         monkeypatch.setattr(type(session), "artifact", lambda *_: judge)
         steps = list(Judge(JudgeParams(threshold=0.5)).generate(session))
-        stood += [step.outcome.origin for step in steps if step.draft.nodes]
-    assert len(stood) == len(judge.said)
-    for origin, chances in zip(stood, judge.said, strict=True):
-        for word, chance in zip(origin, chances.tolist(), strict=False):
-            assert word != "relaxed" or chance > 0.5
-            assert word != "recovered" or chance <= 0.5
-    verdicts = torch.cat(judge.said)
+        origins += [step.outcome.origin for step in steps if step.draft.nodes]
+    assert len(origins) == len(judge.returned)
+    for origin, probabilities in zip(origins, judge.returned, strict=True):
+        for word, probability in zip(origin, probabilities.tolist(), strict=False):
+            assert word != "relaxed" or probability > 0.5
+            assert word != "recovered" or probability <= 0.5
+    verdicts = torch.cat(judge.returned)
     passed = [int((verdicts > at / 10).sum()) for at in range(11)]
     assert passed == sorted(passed, reverse=True) and passed[10] == 0
     assert 0 < passed[5] < passed[0] == len(verdicts)
@@ -118,7 +119,7 @@ def test_chances_that_were_logged_replay_to_the_same_verdicts_and_stricter_ones_
 # ---- the head -----------------------------------------------------------------------------------
 
 
-def test_training_writes_through_no_link(tmp_path):
+def test_training_does_not_write_through_a_symlink(tmp_path):
     own = tmp_path / "own"
     own.write_text("mine")
     (tmp_path / "judge").mkdir()
@@ -129,7 +130,7 @@ def test_training_writes_through_no_link(tmp_path):
     assert not (tmp_path / "judge/config.json").exists()
 
 
-def test_what_training_wrote_is_read(tmp_path, family):
+def test_a_trained_judge_can_be_loaded(tmp_path, family):
     weight, bias = torch.randn(WIDTH), torch.tensor([0.5])
     judged = fit(separable())[2]
     export(tmp_path, weight, bias, judged, {"target": "tiny"})
@@ -159,7 +160,7 @@ def test_what_training_wrote_is_read(tmp_path, family):
         ),
     ],
 )
-def test_what_is_no_judge_of_this_target_is_refused(tmp_path, family, config, tensors, why):
+def test_a_file_that_does_not_fit_the_target_is_refused(tmp_path, family, config, tensors, why):
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(tensors or {"other": torch.ones(1)}, tmp_path / "model.safetensors")
@@ -170,33 +171,38 @@ def test_what_is_no_judge_of_this_target_is_refused(tmp_path, family, config, te
 # ---- training -----------------------------------------------------------------------------------
 
 
-def written(ids):
+def join_ids(ids):
     return " ".join(map(str, ids))
 
 
 @pytest.mark.parametrize(("reference", "harmless"), [("its own", False), ("nothing", True)])
-def test_a_token_is_harmless_if_the_answer_behind_it_scores_no_worse(
+def test_a_token_is_harmless_if_the_answer_scores_no_worse_with_it(
     family, monkeypatch, reference, harmless
 ):
-    """Against the target's own words every other token harms; where the answer is wrong anyway,
-    none does."""
+    """A token is harmful if it turns a correct answer into a wrong one.
+
+    If the reference is the target's own answer, every other token is harmful. If no answer can
+    match the reference, no token is.
+    """
     target, near = family.decoders["target"], family.decoders["near"]
     monkeypatch.setattr("specbench_cli.training.heads.judge.MAX_ANSWER", 24)
 
-    def asked(answer):
+    def question_with_answer(answer):
         question = Question("judge/0", "0", "judge", "qa", "qa", ("?",), (answer,), "exact_match")
         return JudgeQuestion(question, family.prompts[9])
 
     first = []
     mine_labels(
-        target, target, [asked("")], frozenset(), lambda ids: first.append(ids) or written(ids)
+        target,
+        target,
+        [question_with_answer("")],
+        frozenset(),
+        lambda ids: first.append(ids) or join_ids(ids),
     )
-    found = mine_labels(
-        target, near, [asked(written(first[0]) if reference == "its own" else "no")], frozenset(),
-        written,
-    )  # fmt: skip
-    assert set(found.harmless.tolist()) == {harmless}
-    assert found.rows.shape == (len(found.harmless), WIDTH) and len(found.harmless) > 2
+    answer = join_ids(first[0]) if reference == "its own" else "no"
+    mined = mine_labels(target, near, [question_with_answer(answer)], frozenset(), join_ids)
+    assert set(mined.harmless.tolist()) == {harmless}
+    assert mined.rows.shape == (len(mined.harmless), WIDTH) and len(mined.harmless) > 2
 
 
 def separable(n=400, seed=0):
@@ -206,20 +212,23 @@ def separable(n=400, seed=0):
     return MinedTokens(rows, harmless, torch.arange(n) // 4)
 
 
-def test_what_can_be_told_is_learnt():
+def test_a_separable_label_is_learnt():
     mined = separable()
     weight, bias, judged = fit(mined)
     assert judged.auc > 0.95 and judged.tokens == 80
     assert int(weight.abs().argmax()) == 0 and weight[0] > 0
     caught, passed = (list(each.values()) for each in (judged.caught, judged.passed))
     assert caught == sorted(caught) and passed == sorted(passed, reverse=True)
-    chances = (mined.rows @ weight + bias).sigmoid()
+    probabilities = (mined.rows @ weight + bias).sigmoid()
     assert (
-        float(chances[mined.harmless].mean()) > 0.7 > 0.3 > float(chances[~mined.harmless].mean())
+        float(probabilities[mined.harmless].mean())
+        > 0.7
+        > 0.3
+        > float(probabilities[~mined.harmless].mean())
     )
 
 
-def test_the_area_under_the_curve_counts_pairs_ties_half():
+def test_the_area_under_the_curve_counts_a_tie_as_half_a_pair():
     scores, truth = torch.tensor([0.1, 0.4, 0.4, 0.9]), torch.tensor([False, False, True, True])
     assert area_under_roc(scores, truth) == pytest.approx((1 + 0.5 + 1 + 1) / 4)
     assert area_under_roc(scores, torch.ones(4).bool()) == 0.5

@@ -1,4 +1,4 @@
-"""LayerSkip: what its forwards cost, and what acceptance they get."""
+"""Tests of LayerSkip: the layers that its forwards run, and its acceptance rate."""
 
 import pytest
 import torch
@@ -35,12 +35,12 @@ def some_ids(n, vocab):
 
 
 def layers_run(step):
-    """(first, last, rows) of each of a step's forwards."""
+    """Return (first layer, end layer, rows) of each forward of a step."""
     return [(*forward.layers, forward.n_tokens) for forward in step.forwards]
 
 
-def test_a_round_runs_the_first_layers_once_a_token_and_all_others_once(targets):
-    """K E + L layers where nothing is cut: the drafted rows go on where they left layer E."""
+def test_a_step_runs_the_first_layers_once_per_token_and_the_others_once(targets):
+    """A step runs K * E + L layers, because verification continues draft rows after layer E."""
     target = targets["embedded-exit"]
     _, steps = run(target, some_ids(12, target.vocab_size), exit=3, length=4)
     for step in steps[1:-2]:
@@ -50,25 +50,25 @@ def test_a_round_runs_the_first_layers_once_a_token_and_all_others_once(targets)
         assert sum(high - low for low, high, _ in layers_run(step)) == 4 * 3 + LAYERS
 
 
-def test_all_layers_as_exit_have_every_draft_accepted(targets):
+def test_an_exit_after_all_layers_has_every_draft_accepted(targets):
     target = targets["embedded-7m"]
     _, steps = run(target, some_ids(12, target.vocab_size), exit=LAYERS, length=3)
     assert [len(step.outcome.path) for step in steps[:-1]] == [3] * (len(steps) - 1)
 
 
-def test_a_target_trained_to_exit_early_has_more_accepted(targets):
-    """At an exit behind half of the layers; without the training hardly anything stands."""
+def test_early_exit_training_raises_the_acceptance_rate(targets):
+    """The exit is after half of the layers. Without the training, few drafts are accepted."""
     share = {}
     for name, target in targets.items():
-        stood = drafted = 0
+        accepted = drafted = 0
         for n in (8, 12, 20):
             _, steps = run(target, some_ids(n, target.vocab_size), exit=4, length=3, n=24)
-            stood += sum(len(step.outcome.path) for step in steps)
+            accepted += sum(len(step.outcome.path) for step in steps)
             drafted += sum(step.draft.nodes for step in steps)
-        share[name] = stood / drafted
+        share[name] = accepted / drafted
     assert share["embedded-exit"] > 1.5 * share["embedded-7m"]
 
 
-def test_an_exit_that_is_not_there_is_refused(targets):
+def test_an_exit_beyond_the_last_layer_is_refused(targets):
     with pytest.raises(MethodFault, match="has no layers 0 to 9: it has 8"):
         run(targets["embedded-7m"], [5, 6], exit=9)

@@ -1,4 +1,4 @@
-"""SpecReason: both ends of its threshold, what it grades, and what its ledger says."""
+"""Tests of SpecReason: its thresholds, its grades and its token accounting."""
 
 from collections import Counter
 from dataclasses import replace
@@ -27,7 +27,7 @@ COUPLED = Sampling("coupled", 0.8, seed=3)
 REJECTION = Sampling("rejection", 0.8, seed=3)
 BUDGET = 9
 DIGITS = range(10, 20)
-"""Ids that say 0 to 9."""
+"""Ids of the digits 0 to 9."""
 LINES = (1, 2, 3, 40, 41, 42, 70, 71)
 """Ids that end a line."""
 
@@ -43,8 +43,8 @@ def words(family):
 
 
 @pytest.fixture(scope="module")
-def opened(family, words):
-    """A session of the tiny pair on one of 48 prompts."""
+def open_session(family, words):
+    """Return a function that opens a session of the tiny pair on one of 48 prompts."""
 
     def make(number, sampling=GREEDY, *, target="target", draft="near", prompt=(), budget=BUDGET):
         decoders = {"target": family.decoders[target], "draft": family.decoders[draft]}
@@ -59,7 +59,7 @@ def opened(family, words):
     return make
 
 
-def vanillas(session):
+def decode_vanilla(session):
     list(Vanilla().generate(session))
     return session.output()
 
@@ -70,16 +70,16 @@ def decode(session, **params):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=lambda s: s.rule)
-def test_with_a_threshold_above_the_best_grade_48_outputs_are_vanillas(opened, sampling):
+def test_a_threshold_above_the_best_grade_gives_the_outputs_of_vanilla(open_session, sampling):
     for number in range(48):
-        due = vanillas(opened(number, sampling))
-        session = opened(number, sampling)
+        expected = decode_vanilla(open_session(number, sampling))
+        session = open_session(number, sampling)
         steps = decode(session, threshold=10, cap=5)
-        assert session.output() == due
+        assert session.output() == expected
         assert not any("relaxed" in step.outcome.origin for step in steps)
 
 
-def test_off_it_says_so_and_on_it_promises_nothing():
+def test_the_guarantee_is_exact_only_if_nothing_is_relaxed():
     off = SpecReason(SpecReasonParams(threshold=9.5))
     assert (off.guarantee("greedy"), off.guarantee("rejection")) == ("exact_tokens", "exact_law")
     assert SpecReason().guarantee("greedy") == "quality_only"
@@ -87,44 +87,46 @@ def test_off_it_says_so_and_on_it_promises_nothing():
     assert SpecReason(SpecReasonParams(rate=0.5, threshold=10)).accept.is_exact
 
 
-def test_with_a_threshold_of_0_the_text_is_the_drafts_but_for_its_ends(opened):
+def test_a_threshold_of_0_gives_the_output_of_the_draft(open_session):
     for number in range(6):
-        session = opened(number, draft="far")
+        session = open_session(number, draft="far")
         steps = decode(session, threshold=0, cap=5)
         first = session.output()[:1]
         prompt = [*session.tokens()[: -len(session.output())], *first]
-        alone = vanillas(opened(number, target="far", prompt=prompt, budget=BUDGET - 1))
-        assert session.output()[1:-1] == alone[:-1]
+        draft_output = decode_vanilla(
+            open_session(number, target="far", prompt=prompt, budget=BUDGET - 1)
+        )
+        assert session.output()[1:-1] == draft_output[:-1]
         assert all(step.extra["stood"] for step in steps if "stood" in step.extra)
 
 
-def test_drafts_inside_what_the_target_writes_change_no_token(opened):
+def test_token_level_drafts_in_the_targets_steps_keep_the_output(open_session):
     differ = 0
     for number in range(6):
-        plain = opened(number)
-        one, due = decode(plain, threshold=6), plain.output()
-        drafted = opened(number)
+        plain = open_session(number)
+        one, expected = decode(plain, threshold=6), plain.output()
+        drafted = open_session(number)
         other = decode(drafted, threshold=6, length=3)
-        assert drafted.output() == due
+        assert drafted.output() == expected
         differ += len(one) != len(other)
     assert differ
 
 
-def test_steps_end_with_their_line_and_never_go_on_behind_it(opened, words):
+def test_a_step_ends_at_the_end_of_its_line(open_session, words):
     ended = 0
     for number in range(12):
-        session = opened(number, budget=30)
+        session = open_session(number, budget=30)
         for step in decode(session, threshold=5, cap=9):
-            said = [words.pieces[token] for token in step.outcome.committed]
-            assert b".\n" not in said[:-1]
-            ended += said[-1:] == [b".\n"]
+            token_texts = [words.pieces[token] for token in step.outcome.committed]
+            assert b".\n" not in token_texts[:-1]
+            ended += token_texts[-1:] == [b".\n"]
     assert ended > 5
 
 
-def test_the_first_steps_are_the_targets(opened):
-    due, session = vanillas(opened(7)), opened(7)
+def test_the_target_writes_the_first_steps(open_session):
+    expected, session = decode_vanilla(open_session(7)), open_session(7)
     assert not any(step.draft.nodes for step in decode(session, threshold=0, first=BUDGET))
-    assert session.output() == due
+    assert session.output() == expected
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED, REJECTION], ids=lambda s: s.rule)
@@ -133,10 +135,10 @@ def test_the_first_steps_are_the_targets(opened):
     [*({"grade": each} for each in ("likelihood", "digit", "average")), {"rate": 0.5}],
     ids=lambda grade: str(*grade.values()),
 )
-def test_the_ledger_balances_and_is_the_texts(opened, sampling, grade):
+def test_the_token_accounting_balances_and_matches_the_text(open_session, sampling, grade):
     total = Counter()
     for number in range(4):
-        session = opened(number, sampling)
+        session = open_session(number, sampling)
         counts = Counter()
         for step in decode(session, **grade, threshold=5, length=2, cap=4):
             counts.update(step.extra)
@@ -144,29 +146,29 @@ def test_the_ledger_balances_and_is_the_texts(opened, sampling, grade):
         assert counts["draft_kept"] + counts["target_kept"] == BUDGET
         total += counts
     assert total["draft_discarded"] and total["draft_kept"] and total["scored"]
-    if grade == "digit":  # each question is read with the span that it is about
+    if grade == "digit":  # the question is scored together with its segment
         assert total["scored"] > total["draft_generated"]
 
 
-def test_a_question_leaves_the_targets_next_logits_as_they_were(opened):
+def test_a_question_does_not_change_the_targets_next_logits(open_session):
     rows = []
-    for asks in (False, True):
-        session = opened(3)
+    for asks_question in (False, True):
+        session = open_session(3)
         with torch.inference_mode():
             session.reserve(4)
-            spans = Segments(session, "\n", 4)
+            segments = Segments(session, "\n", 4)
             session.prefill()
-            draft = spans.draft()
+            draft = segments.draft()
             logits = session.score(draft)
-            if asks:
-                spans.score_question([5, 6, 7])
-            spans.verify_and_commit(draft, logits)
+            if asks_question:
+                segments.score_question([5, 6, 7])
+            segments.verify_and_commit(draft, logits)
             rows.append(session.score(session.chain((1, 2))))
     assert torch.equal(*rows)
 
 
 class Answers:
-    """Asked a question, it says what it was told to."""
+    """Segments that answer each question with fixed logits."""
 
     def __init__(self, logits, words):
         self.logits, self.vocabulary = logits, words
@@ -184,67 +186,69 @@ class Answers:
         ("average", dict.fromkeys(range(50, 60), 9.0), 0.0),
     ],
 )
-def test_a_grade_is_a_digit_or_the_mean_of_digits_and_anything_else_is_0(
-    opened, words, how, likely, grade
+def test_a_grade_is_a_digit_or_a_mean_of_digits_and_otherwise_0(
+    open_session, words, how, likely, grade
 ):
     logits = torch.full((96,), -30.0)
     for token, value in likely.items():
         logits[token] = value
     method = SpecReason(SpecReasonParams(grade=how))
     method.question = [1]
-    found = method.grade(opened(0), Answers(logits, words), None, logits[None])
-    assert found == pytest.approx(grade, abs=1e-6)
+    findings = method.grade(open_session(0), Answers(logits, words), None, logits[None])
+    assert findings == pytest.approx(grade, abs=1e-6)
 
 
 @given(st.lists(st.floats(0, 9)), st.floats(0, 9), st.floats(0, 10))
-def test_a_stricter_threshold_lets_no_logged_step_stand_that_fell(grades, one, other):
+def test_a_stricter_threshold_accepts_no_rejected_grade(grades, one, other):
     lax, strict = sorted((one, other))
     for grade in grades:
         assert GradeRule(threshold=strict).accepts(grade) <= GradeRule(threshold=lax).accepts(grade)
 
 
-def test_grades_that_were_logged_replay_to_the_same_decisions_and_stricter_ones_to_fewer(opened):
+def test_logged_grades_reproduce_the_decisions(open_session):
     logged = []
     for number in range(12):
-        steps = decode(opened(number), threshold=4, cap=4)
+        steps = decode(open_session(number), threshold=4, cap=4)
         logged += [
             (step.extra["grade"], step.extra["stood"]) for step in steps if step.extra.get("spans")
         ]
-    assert all((grade >= 4) == stood for grade, stood in logged)
-    stands = [sum(GradeRule(threshold=t).accepts(grade) for grade, _ in logged) for t in range(11)]
-    assert stands == sorted(stands, reverse=True) and stands[0] == len(logged) and stands[10] == 0
-    assert 0 < stands[4] < len(logged)
+    assert all((grade >= 4) == accepted for grade, accepted in logged)
+    counts = [sum(GradeRule(threshold=t).accepts(grade) for grade, _ in logged) for t in range(11)]
+    assert counts == sorted(counts, reverse=True) and counts[0] == len(logged) and counts[10] == 0
+    assert 0 < counts[4] < len(logged)
 
 
 class LaxGrade(GradeRule):
-    """Judges otherwise than it says."""
+    """A rule that accepts grades below its own threshold."""
 
     def judge(self, grade):
         return replace(self, accepted=True)
 
 
 class Lax(SpecReason):
-    """Lets steps stand whose grade is too low."""
+    """A faulty SpecReason that accepts steps whose grade is too low."""
 
     @property
     def accept(self):
         return LaxGrade(threshold=self.params.threshold)
 
 
-def faults_of(method):
+def find_faults(method):
     subject = AuditSubject("specreason", method, (SpecReasonParams(cap=3, threshold=8),))
-    found = run_checks(subject, {"states": check_bookkeeping})
-    return {finding.check: finding.problem.what for finding in found if not finding.passed}
+    findings = run_checks(subject, {"states": check_bookkeeping})
+    return {finding.check: finding.problem.what for finding in findings if not finding.passed}
 
 
 @pytest.mark.usefixtures("short_audit")
-def test_the_audit_finds_what_a_ledger_lacks_and_a_step_that_stands_in_spite_of_its_grade(
+def test_the_audit_finds_missing_tokens_and_wrongly_accepted_steps(
     monkeypatch,
 ):
-    assert faults_of(SpecReason) == {}
-    assert "relaxed in a segment of grade" in faults_of(Lax)["counters"]
-    settled = TokenAccounting.record_settled
+    assert find_faults(SpecReason) == {}
+    assert "relaxed in a segment of grade" in find_faults(Lax)["counters"]
+    record_settled = TokenAccounting.record_settled
     monkeypatch.setattr(
-        TokenAccounting, "record_settled", lambda self, who, kept, _: settled(self, who, kept, 0)
+        TokenAccounting,
+        "record_settled",
+        lambda self, who, kept, _: record_settled(self, who, kept, 0),
     )
-    assert "neither kept nor discarded" in faults_of(SpecReason)["counters"]
+    assert "neither kept nor discarded" in find_faults(SpecReason)["counters"]

@@ -1,4 +1,4 @@
-"""Speculative Thinking: who writes when, the numbers that rise, and what is thrown away."""
+"""Tests of Speculative Thinking: which model writes which part, and the token accounting."""
 
 from collections import Counter
 
@@ -21,15 +21,20 @@ SHORT = {"probe": 4, "checked": 5, "excess": 5, "limit": 1, "cap": 12, "delimite
 
 
 @pytest.fixture(scope="module")
-def opened(family):
-    """A session of the tiny pair; every fifth token ends a line, others doubt, verify or affirm."""
+def open_session(family):
+    """Return a function that opens a session of the tiny pair.
+
+    Every fifth token ends a line; others are words of doubt, verification or affirmation.
+    """
     words = {0: b"\n", 1: b"wait ", 2: b"check ", 3: b"yes "}
     pieces = [words.get(token % 5, b"so ") for token in range(96)]
-    said = Vocabulary(pieces, lambda text: [4, 9])
+    vocabulary = Vocabulary(pieces, lambda text: [4, 9])
 
     def make(number, sampling=GREEDY, target="target", draft="near", prompt=(), budget=BUDGET):
         decoders = {"target": family.decoders[target], "draft": family.decoders[draft]}
-        space = spaces.setdefault((target, draft), Workspace(decoders, 96, token_vocabulary=said))
+        space = spaces.setdefault(
+            (target, draft), Workspace(decoders, 96, token_vocabulary=vocabulary)
+        )
         ids = tuple(prompt) or (*family.prompts[number % 40][number // 40 :], number)
         return Session(
             space, Request(f"tiny/{number}", 0, ids, StopRule(frozenset(), budget)), sampling
@@ -43,32 +48,34 @@ def decode(session, **params):
     return list(SpeculativeThinking(SpeculativeThinkingParams(**SHORT | params)).generate(session))
 
 
-def vanillas(session):
+def decode_vanilla(session):
     list(Vanilla().generate(session))
     return session.output()
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED], ids=lambda s: s.rule)
-def test_where_the_target_writes_48_outputs_are_vanillas(opened, sampling):
+def test_if_the_target_writes_everything_outputs_equal_those_of_vanilla(open_session, sampling):
     for number in range(48):
-        due, session = (
-            vanillas(opened(number, sampling, budget=8)),
-            opened(number, sampling, budget=8),
+        expected, session = (
+            decode_vanilla(open_session(number, sampling, budget=8)),
+            open_session(number, sampling, budget=8),
         )
         decode(session, writer="target")
-        assert session.output() == due
+        assert session.output() == expected
 
 
 @pytest.mark.parametrize(
     "silent", [{"affirm": "", "reflect": "", "verify": ""}, {"delimiter": ""}], ids=str
 )
-def test_without_words_or_without_paragraphs_the_draft_writes_alone(opened, silent):
+def test_without_words_or_without_paragraphs_the_draft_writes_alone(open_session, silent):
     for number in range(3):
-        session = opened(number, draft="far")
+        session = open_session(number, draft="far")
         steps = decode(session, **silent)
         prompt = [*session.tokens()[:-BUDGET], *session.output()[:1]]
-        alone = vanillas(opened(number, target="far", prompt=prompt, budget=BUDGET - 1))
-        assert session.output()[1:-1] == alone[:-1]
+        draft_output = decode_vanilla(
+            open_session(number, target="far", prompt=prompt, budget=BUDGET - 1)
+        )
+        assert session.output()[1:-1] == draft_output[:-1]
         assert not any("takeovers" in step.extra for step in steps)
 
 
@@ -76,24 +83,24 @@ def test_without_words_or_without_paragraphs_the_draft_writes_alone(opened, sile
     ("text", "sign"),
     [("Yes, yes.", 1), ("wait, yes", -1), ("await", -1), ("so it is", 0), ("check", -1)],
 )
-def test_polarity_counts_words_inside_others_and_a_tie_doubts(text, sign):
+def test_polarity_counts_words_inside_others_and_a_tie_is_doubt(text, sign):
     assert SpeculativeThinkingParams().polarity(text) == sign
 
 
-def test_a_target_that_is_the_draft_changes_no_text(opened):
+def test_a_target_equal_to_the_draft_keeps_the_text(open_session):
     for number in range(4):
-        due = vanillas(opened(number, target="near", draft="near"))
-        session = opened(number, target="near", draft="near")
+        expected = decode_vanilla(open_session(number, target="near", draft="near"))
+        session = open_session(number, target="near", draft="near")
         decode(session, limit=50)
-        assert session.output() == due
+        assert session.output() == expected
 
 
 @pytest.mark.parametrize("always", [False, True])
-def test_the_ledger_has_probes_that_were_thrown_away_and_words_of_the_methods_own(opened, always):
+def test_the_token_accounting_counts_discarded_probes_and_inserted_words(open_session, always):
     total = Counter()
     for number in range(8):
         counts = Counter()
-        for step in decode(opened(number), always=always):
+        for step in decode(open_session(number), always=always):
             counts.update(step.extra)
         assert set(unsettled_tokens(counts).values()) == {0}
         kept = counts["draft_kept"] + counts["target_kept"] + counts["method_kept"]
@@ -103,11 +110,11 @@ def test_the_ledger_has_probes_that_were_thrown_away_and_words_of_the_methods_ow
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])
-def test_with_a_coin_it_takes_over_as_often_as_that_says_whatever_is_said(opened, rate):
+def test_a_rate_decides_how_often_the_target_takes_over(open_session, rate):
     judged = 0
     for number in range(6):
         total = Counter()
-        for step in decode(opened(number), rate=rate, limit=50):
+        for step in decode(open_session(number), rate=rate, limit=50):
             total.update(step.extra)
         judged += total["spans"]
         assert total["stood"] == rate * total["spans"]
@@ -116,10 +123,10 @@ def test_with_a_coin_it_takes_over_as_often_as_that_says_whatever_is_said(opened
     assert judged
 
 
-def test_of_what_was_judged_each_stood_or_was_taken_over(opened):
+def test_each_judged_segment_is_accepted_or_taken_over(open_session):
     total = Counter()
     for number in range(8):
-        for step in decode(opened(number)):
+        for step in decode(open_session(number)):
             total.update(step.extra)
     assert total["spans"] == total["stood"] + total["takeovers"]
     assert total["stood"] and total["takeovers"]

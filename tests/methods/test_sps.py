@@ -1,4 +1,4 @@
-"""Speculative sampling: how far it drafts, what it feeds its draft, what bounds its acceptance."""
+"""Tests of speculative sampling: draft lengths, draft model inputs and bounds on acceptance."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ RULES = pytest.mark.parametrize("sampling", [GREEDY, COUPLED, REJECTION], ids=la
 
 
 class Contrary(Decoder):
-    """Rules out what another model could choose: its likeliest tokens, as many as the cut keeps."""
+    """A model that never predicts the `kept` likeliest tokens of another model."""
 
     def __init__(self, decoder, kept):
         self.decoder = decoder
@@ -38,7 +38,7 @@ class Contrary(Decoder):
 
 
 class Wider(Decoder):
-    """A model whose vocabulary is padded, with padding that would win if it were not cut off."""
+    """A model with a padded vocabulary. The padding has the highest logits and must be ignored."""
 
     def __init__(self, decoder):
         self.decoder = decoder
@@ -68,7 +68,7 @@ def run(session, length):
 @pytest.mark.smoke
 @RULES
 @pytest.mark.parametrize("length", range(1, 9))
-def test_a_draft_equal_to_the_target_makes_every_full_step_commit_one_more_than_it_drafts(
+def test_with_a_draft_equal_to_the_target_a_full_step_commits_length_plus_1(
     open_session, clear_prompts, sampling, length
 ):
     clear = GREEDY if sampling is REJECTION else sampling
@@ -81,7 +81,7 @@ def test_a_draft_equal_to_the_target_makes_every_full_step_commit_one_more_than_
 
 
 @RULES
-def test_a_draft_equal_to_the_target_is_accepted_whole_in_any_order_of_its_output(
+def test_a_target_with_shuffled_output_rows_is_fully_accepted_as_draft(
     open_session, clear_prompts, sampling
 ):
     for prompt in clear_prompts(GREEDY if sampling is REJECTION else sampling, 3):
@@ -90,17 +90,17 @@ def test_a_draft_equal_to_the_target_is_accepted_whole_in_any_order_of_its_outpu
 
 
 @RULES
-def test_no_draft_has_a_token_that_its_cut_output_cannot_say(family, open_session, sampling):
-    says = family.modules["cut"].lm_head.output_ids.tolist()
+def test_a_draft_has_only_tokens_of_the_draft_vocabulary(family, open_session, sampling):
+    output_ids = family.modules["cut"].lm_head.output_ids.tolist()
     for prompt in range(0, 40, 8):
         steps = run(open_session(prompt, sampling, draft="cut"), 3)
-        assert {token for step in steps for token in step.draft.tokens.tolist()} <= {*says}
+        assert {token for step in steps for token in step.draft.tokens.tolist()} <= {*output_ids}
 
 
 @pytest.mark.smoke
 @RULES
 @pytest.mark.parametrize("length", [1, 5])
-def test_a_useless_draft_commits_one_token_a_step(family, open_session, sampling, length):
+def test_a_useless_draft_commits_one_token_per_step(family, open_session, sampling, length):
     useless = Contrary(family.decoders["target"], max(1, sampling.top_k))
     for prompt in range(0, 40, 8):
         session = open_session(prompt, sampling, draft=useless)
@@ -121,7 +121,7 @@ def test_a_good_draft_is_accepted_in_part(open_session, sampling):
 
 
 @RULES
-def test_a_step_drafts_its_length_or_what_the_budget_leaves(open_session, sampling):
+def test_a_draft_is_cut_at_the_remaining_budget(open_session, sampling):
     session = open_session(5, sampling, budget=23)
     committed = 1
     for step in run(session, 4):
@@ -131,18 +131,19 @@ def test_a_step_drafts_its_length_or_what_the_budget_leaves(open_session, sampli
 
 
 @RULES
-def test_a_step_is_one_draft_forward_a_token_and_one_of_the_target(open_session, sampling):
+def test_a_step_runs_one_draft_forward_per_token_and_one_target_forward(open_session, sampling):
     session = open_session(7, sampling)
-    behind = 1
+    pending = 1
     for step in run(session, 3):
         *drafting, verifying = step.forwards
         assert [(f.model, f.role) for f in drafting] == [("near", "draft")] * step.draft.levels
         assert (verifying.model, verifying.role) == ("target", "verify")
         assert verifying.n_tokens == step.draft.levels + 1
         if drafting:
-            assert [f.n_tokens for f in drafting] == [behind] + [1] * (len(drafting) - 1)
-        # After full acceptance the last draft token has no row yet: it goes in with the bonus.
-        behind = 2 if len(step.outcome.path) == step.draft.levels else 1
+            assert [f.n_tokens for f in drafting] == [pending] + [1] * (len(drafting) - 1)
+        # After full acceptance the draft model has not processed its last token. It reads that
+        # token together with the bonus token.
+        pending = 2 if len(step.outcome.path) == step.draft.levels else 1
 
 
 def test_the_draft_model_is_prefilled_once_without_logits(open_session):
@@ -153,7 +154,7 @@ def test_the_draft_model_is_prefilled_once_without_logits(open_session):
     assert {f.n_tokens for f in prefills} == {len(session.requests[0].ids)}
 
 
-def test_a_distribution_goes_with_the_draft_where_it_was_drawn_from_one(open_session):
+def test_only_sampled_drafts_carry_a_distribution(open_session):
     for step in run(open_session(3, REJECTION), 3):
         if step.draft.nodes:
             assert step.draft.draw_mode == "independent"
@@ -166,7 +167,7 @@ def test_a_distribution_goes_with_the_draft_where_it_was_drawn_from_one(open_ses
 
 
 @RULES
-def test_a_padded_draft_vocabulary_drafts_as_the_plain_one(family, open_session, sampling):
+def test_a_padded_draft_vocabulary_does_not_change_the_drafts(family, open_session, sampling):
     outputs = []
     for draft in ("near", Wider(family.decoders["near"])):
         session = open_session(9, sampling, draft=draft)

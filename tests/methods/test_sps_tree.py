@@ -1,4 +1,4 @@
-"""Tree speculative sampling: the shapes it drafts, what they cost, what bounds their acceptance."""
+"""Tests of tree speculative sampling: tree shapes, forwards per step and exact distributions."""
 
 import pytest
 from pydantic import ValidationError
@@ -30,31 +30,31 @@ def run(session, **params):
 
 
 def on_tables(tables, sampling, budget, **rest):
-    """A session on a pair of tables."""
+    """Open a session on two table models, whose logits depend on the last two tokens."""
     return Case("pair", tables, sampling, PROMPT, budget=budget).open(**rest)
 
 
 # ---- parameters ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", ["3,2,1", [3, 2, 1], (3, 2, 1), "3, 2, 1"])
-def test_widths_are_typed_as_a_list(given):
-    assert registry.build("sps-tree", {"widths": given}).params.widths == (3, 2, 1)
+@pytest.mark.parametrize("typed", ["3,2,1", [3, 2, 1], (3, 2, 1), "3, 2, 1"])
+def test_widths_may_be_a_string_or_a_list(typed):
+    assert registry.build("sps-tree", {"widths": typed}).params.widths == (3, 2, 1)
 
 
 def test_a_single_number_is_a_tree_of_one_level():
     assert SpsTreeParams(widths=4).widths == (4,)
 
 
-@pytest.mark.parametrize("given", ["3,0", "3,x", "", [], "3,,2"])
-def test_widths_that_make_no_tree_are_refused(given):
+@pytest.mark.parametrize("typed", ["3,0", "3,x", "", [], "3,,2"])
+def test_widths_that_make_no_tree_are_refused(typed):
     with pytest.raises(ValidationError):
-        SpsTreeParams(widths=given)
+        SpsTreeParams(widths=typed)
     with pytest.raises(UsageError, match=r"sps-tree\.widths"):
-        registry.declare("sps-tree", {"widths": given})
+        registry.declare("sps-tree", {"widths": typed})
 
 
-def test_without_widths_the_root_alone_branches(open_session):
+def test_without_widths_only_the_root_branches(open_session):
     step = run(open_session(3), width=4, depth=3)[0]
     assert build_tree(step.draft.parents).depths == (1,) * 4 + (2,) * 4 + (3,) * 4
 
@@ -63,7 +63,7 @@ def test_without_widths_the_root_alone_branches(open_session):
 
 
 @RULES
-def test_a_step_drafts_its_tree_or_the_levels_that_the_budget_leaves(open_session, sampling):
+def test_a_tree_is_cut_at_the_levels_that_the_budget_allows(open_session, sampling):
     session = open_session(5, sampling, budget=23)
     committed = 1
     for step in run(session, widths=(3, 2, 1)):
@@ -76,11 +76,13 @@ def test_a_step_drafts_its_tree_or_the_levels_that_the_budget_leaves(open_sessio
 
 @RULES
 @pytest.mark.parametrize("shape", ["static", "dynamic"])
-def test_a_step_is_one_draft_forward_a_level_and_one_of_the_target(open_session, sampling, shape):
+def test_a_step_runs_one_draft_forward_per_level_and_one_target_forward(
+    open_session, sampling, shape
+):
     for step in run(open_session(7, sampling), width=2, depth=4, shape=shape, nodes=6):
         *drafting, verifying = step.forwards
-        most = min(4, step.draft.levels + (shape == "dynamic") * 4)
-        assert step.draft.levels <= len(drafting) <= most
+        most_forwards = min(4, step.draft.levels + (shape == "dynamic") * 4)
+        assert step.draft.levels <= len(drafting) <= most_forwards
         assert {(f.model, f.role) for f in drafting} <= {("near", "draft")}
         assert (verifying.model, verifying.role) == ("target", "verify")
         assert verifying.n_tokens == step.draft.nodes + 1
@@ -92,7 +94,7 @@ def test_a_tree_of_single_children_is_the_chain_of_sps(open_session, sampling):
     tree = run(open_session(11, sampling), widths=(1, 1, 1))
     assert [s.outcome for s in tree] == [s.outcome for s in chain]
     assert [s.draft.tokens.tolist() for s in tree] == [s.draft.tokens.tolist() for s in chain]
-    # The rows that they feed the draft are the same as well: the accepted ones are kept.
+    # The draft model's inputs are equal as well, because the tree keeps the accepted rows.
     assert [[f.n_tokens for f in s.forwards] for s in tree] == [
         [f.n_tokens for f in s.forwards] for s in chain
     ]
@@ -111,7 +113,7 @@ def test_a_dynamic_tree_with_room_for_all_is_the_complete_one(open_session):
 
 
 @RULES
-def test_a_dynamic_tree_has_its_number_of_nodes(open_session, sampling):
+def test_a_dynamic_tree_has_the_configured_number_of_nodes(open_session, sampling):
     for step in run(open_session(9, sampling), shape="dynamic", width=4, depth=4, nodes=11):
         if step.draft.levels == 4:
             assert step.draft.nodes == 11
@@ -119,7 +121,7 @@ def test_a_dynamic_tree_has_its_number_of_nodes(open_session, sampling):
 
 
 @pytest.mark.parametrize("draw_mode", ["without_replacement", "independent", "deterministic"])
-def test_children_follow_the_distribution_asked_for(open_session, draw_mode):
+def test_children_are_drawn_by_the_chosen_draw_mode(open_session, draw_mode):
     repeated = 0
     for step in run(open_session(4, REJECTION), widths=(4, 2), draw_mode=draw_mode):
         draft = step.draft
@@ -140,8 +142,7 @@ def test_nodes_have_at_most_as_many_children_as_there_are_tokens():
         assert first.draft.nodes == 6
 
 
-# ---- the target's distribution
-# ---------------------------------------------------------------------------
+# ---- the target's distribution ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -163,15 +164,15 @@ def test_the_output_has_the_targets_distribution(kind, params, vocab):
     assert distance_from_target(method(**params), case) < 1e-9
 
 
-def crossed():
-    """Every kind of pair with every draw_mode, and each of both with every shape."""
+def combine_cases():
+    """Yield each kind of pair with each draw mode, and alternate between the tree shapes."""
     shapes = [((2, 2), 2, 4), ((2,), 3, 3), ((3,), 3, 3)]
     for i, kind in enumerate(("peaked", "flat", "near", "equal", "disjoint")):
         for j, draw_mode in enumerate(("deterministic", "independent", "without_replacement")):
             yield kind, draw_mode, *shapes[(i + j) % 3]
 
 
-@pytest.mark.parametrize(("kind", "draw_mode", "widths", "vocab", "n"), list(crossed()))
+@pytest.mark.parametrize(("kind", "draw_mode", "widths", "vocab", "n"), list(combine_cases()))
 def test_a_complete_tree_has_the_targets_distribution_on_every_kind_of_pair(
     kind, draw_mode, widths, vocab, n
 ):

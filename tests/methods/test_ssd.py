@@ -1,4 +1,4 @@
-"""`ssd`: the draft knows the likeliest outcomes by itself, while the target is busy."""
+"""Tests of `ssd`, whose draft model prepares drafts for likely outcomes during verification."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def ssd(**params: Any) -> Ssd:
     return Ssd(SsdParams(**{"length": 4, **params}))
 
 
-def total(steps: Sequence[Step], what: str) -> int:
-    return sum(step.extra[what] for step in steps)
+def total(steps: Sequence[Step], counter: str) -> int:
+    return sum(step.extra[counter] for step in steps)
 
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled"])
@@ -53,7 +53,7 @@ def test_the_target_runs_whole_and_the_draft_a_level_a_forward(open_session: Any
     session = open_session(13, Sampling(), budget=30)
     first, second, *_ = ssd(guesses=2).generate(session)
     assert [f.layers for f in first.forwards if f.model == "target"] == [(0, 2)]
-    # What was prepared in the first step is told with the second one's window.
+    # Forwards that prepared drafts in the first step are reported with the second step.
     fed = [f.n_tokens for f in second.forwards if f.worker]
     assert fed[:5] == [1, 10, 10, 10, 10]
     assert len(fed) == (5 if second.extra["reused"] else 9)

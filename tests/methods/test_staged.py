@@ -1,4 +1,4 @@
-"""Staged decoding: what the stages below change (forwards of the draft) and what they do not."""
+"""Tests of staged decoding: lower stages save draft forwards and keep the drafted tree."""
 
 import math
 
@@ -38,23 +38,23 @@ PROMPTS = ((1, 0, 1), (5, 3, 2, 7, 11, 0), (4, 9))
 TARGET = random_table(VOCAB, 1, 2.0)
 DRAFT = TARGET + 0.5 * random_table(VOCAB, 2, 2.0)
 SMALL = DRAFT + 0.5 * random_table(VOCAB, 3, 2.0)
-STRANGER = random_table(VOCAB, 4, 2.0)
+UNRELATED = random_table(VOCAB, 4, 2.0)
 
 
-class Watched(Session):
-    """A session that remembers every state it handed out."""
+class StateLog(Session):
+    """A session that remembers each state that it created."""
 
     def new_state(self, decoder, slack=0):
         state = super().new_state(decoder, slack)
-        self.__dict__.setdefault("held", []).append(state)
+        self.__dict__.setdefault("states", []).append(state)
         return state
 
 
 def on_tables(tables, sampling=GREEDY, *, prompt=PROMPTS[0], budget=30, eos=(), **rest):
-    """A session on models that are tables, by role."""
+    """Open a session on table models. `tables` maps each role to a table."""
     decoders = {role: TableDecoder(role, table) for role, table in tables.items()}
     request = Request(f"table/{prompt}", 0, prompt, StopRule(frozenset(eos), budget))
-    return Watched(Workspace(decoders, len(prompt) + budget), request, sampling, **rest)
+    return StateLog(Workspace(decoders, len(prompt) + budget), request, sampling, **rest)
 
 
 def models(**others):
@@ -69,8 +69,8 @@ def trees(steps):
     return [(step.draft.tokens.tolist(), step.draft.parents) for step in steps]
 
 
-def trunk(draft):
-    """How many nodes were generated, before the branches."""
+def count_generated_nodes(draft):
+    """Return the number of nodes on the main path, without the branches."""
     parents = draft.parents or tuple(range(-1, draft.nodes - 1))
     return sum(parent == node - 1 and node < draft.levels for node, parent in enumerate(parents))
 
@@ -91,15 +91,15 @@ def test_stages_are_typed_as_a_list():
     assert params.stages == ("ngram", "small", "draft")
 
 
-@pytest.mark.parametrize("given", ["ngram", "draft,ngram", "draft,draft", []])
-def test_stages_that_end_in_no_model_or_repeat_one_are_refused(given):
+@pytest.mark.parametrize("typed", ["ngram", "draft,ngram", "draft,draft", []])
+def test_stages_must_end_in_the_draft_and_not_repeat(typed):
     with pytest.raises(ValidationError):
-        StagedParams(stages=given)
+        StagedParams(stages=typed)
     with pytest.raises(UsageError, match=r"staged\.stages"):
-        registry.declare("staged", {"stages": given})
+        registry.declare("staged", {"stages": typed})
 
 
-def test_a_stage_that_the_run_does_not_have_is_named():
+def test_a_missing_stage_is_named():
     with pytest.raises(MethodFault, match="small"):
         run(on_tables(models()), stages=("small", "draft"))
 
@@ -108,7 +108,7 @@ def test_a_stage_that_the_run_does_not_have_is_named():
 
 
 class Nonsense(NgramStage):
-    """Proposes tokens that the draft does not choose, in a tree."""
+    """An n-gram stage that proposes a tree of tokens that the draft does not choose."""
 
     def propose(self, path, depth):
         text = [*PROMPTS[0], *self.session.output(), *path]
@@ -116,9 +116,9 @@ class Nonsense(NgramStage):
         return GuessTree([worst, worst], (ROOT, 0)) if depth > 1 else GuessTree([], ())
 
 
-def test_where_the_draft_of_the_draft_never_matches_the_tree_is_the_plain_draft_tree(monkeypatch):
+def test_a_lower_stage_that_is_never_right_changes_nothing(monkeypatch):
     plain = run(on_tables(models()), stages=("draft",))
-    assert forwards(plain) == [trunk(step.draft) for step in plain]
+    assert forwards(plain) == [count_generated_nodes(step.draft) for step in plain]
     monkeypatch.setattr("methods.staged.method.NgramStage", Nonsense)
     session = on_tables(models())
     steps = run(session)
@@ -127,7 +127,7 @@ def test_where_the_draft_of_the_draft_never_matches_the_tree_is_the_plain_draft_
 
 
 @pytest.mark.parametrize("lookahead", [1, 2, 3, 5, 9])
-def test_a_draft_of_the_draft_that_is_the_draft_saves_all_that_can_be_saved(lookahead):
+def test_a_lower_stage_equal_to_the_draft_saves_the_most_forwards(lookahead):
     steps = run(
         on_tables(models(small=DRAFT)),
         stages=("small", "draft"),
@@ -142,16 +142,16 @@ def test_a_draft_of_the_draft_that_is_the_draft_saves_all_that_can_be_saved(look
 
 
 @EXACT
-def test_the_better_the_draft_of_the_draft_the_fewer_forwards_of_the_draft(sampling):
-    taken = []
-    for small in (STRANGER, SMALL, DRAFT):
+def test_a_better_lower_stage_saves_more_draft_forwards(sampling):
+    forward_counts = []
+    for small in (UNRELATED, SMALL, DRAFT):
         steps = []
         for prompt in PROMPTS:
             session = on_tables(models(small=small), sampling, prompt=prompt)
             steps += run(session, stages=("small", "draft"), depth=8, threshold=0)
-        taken.append(sum(forwards(steps)))
-    assert taken == sorted(taken, reverse=True)
-    assert taken[0] > taken[1] > taken[2]
+        forward_counts.append(sum(forwards(steps)))
+    assert forward_counts == sorted(forward_counts, reverse=True)
+    assert forward_counts[0] > forward_counts[1] > forward_counts[2]
 
 
 STAGES = [
@@ -165,27 +165,27 @@ STAGES = [
 
 @EXACT
 @pytest.mark.parametrize("stages", [("draft",), *STAGES], ids="-".join)
-def test_the_output_is_that_of_plain_decoding_and_the_trees_are_the_drafts_own(sampling, stages):
-    tables = models(small=SMALL, stranger=STRANGER)
+def test_lower_stages_change_neither_output_nor_trees(sampling, stages):
+    tables = models(small=SMALL, stranger=UNRELATED)
     for prompt in PROMPTS:
         for budget in (1, 2, 6, 7, 8, 30):
-            due = vanilla(tables, sampling, prompt, budget)
+            expected = vanilla(tables, sampling, prompt, budget)
             alone = run(on_tables(tables, sampling, prompt=prompt, budget=budget), stages="draft")
             session = on_tables(tables, sampling, prompt=prompt, budget=budget)
             steps = run(session, stages=stages)
-            assert list(session.output()) == due
+            assert list(session.output()) == expected
             assert trees(steps) == trees(alone)
 
 
 @RULES
 @pytest.mark.parametrize("stages", STAGES, ids="-".join)
 @pytest.mark.parametrize("draw_mode", ["deterministic", "without_replacement"])
-def test_after_every_step_all_states_hold_committed_tokens_alone(sampling, stages, draw_mode):
+def test_after_a_step_all_states_contain_only_committed_tokens(sampling, stages, draw_mode):
     params = StagedParams(stages=stages, draw_mode=draw_mode, width=2)
     for prompt in PROMPTS:
-        session = on_tables(models(small=SMALL, stranger=STRANGER), sampling, prompt=prompt)
+        session = on_tables(models(small=SMALL, stranger=UNRELATED), sampling, prompt=prompt)
         for _ in Staged(params).generate(session):
-            for state in session.held:
+            for state in session.states:
                 assert find_wrong_rows(state, session.tokens()[:-1]) is None
 
 
@@ -215,19 +215,19 @@ def test_the_branches_are_the_likeliest_of_all_next_best_children(sampling, node
             reach += float(values[0])
         parents = draft.parents or tuple(range(-1, 5))
         assert parents[:6] == (-1, 0, 1, 2, 3, 4)
-        due = sorted((o for o in others if o[0] > -math.inf), reverse=True)[: nodes - 6]
-        assert list(zip(parents[6:], ids[6:], strict=True)) == [o[1:] for o in due]
-        assert draft.nodes == 6 + len(due)
+        expected = sorted((o for o in others if o[0] > -math.inf), reverse=True)[: nodes - 6]
+        assert list(zip(parents[6:], ids[6:], strict=True)) == [o[1:] for o in expected]
+        assert draft.nodes == 6 + len(expected)
 
 
-def test_with_no_room_for_branches_the_draft_is_a_chain():
+def test_without_nodes_left_for_branches_the_draft_is_a_chain():
     steps = run(on_tables(models()), depth=9, nodes=5, threshold=0)
     assert all(step.draft.nodes <= 5 for step in steps)
     assert all(step.draft.parents is None for step in steps if step.draft.levels == 5)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, REJECTION], ids=["chosen", "drawn"])
-def test_generation_stops_behind_the_first_token_that_is_too_unlikely(sampling):
+def test_generation_stops_after_the_first_token_below_the_threshold(sampling):
     stopped = 0
     for prompt in PROMPTS:
         session = on_tables(models(), sampling, prompt=prompt)
@@ -251,7 +251,7 @@ def test_generation_stops_behind_the_first_token_that_is_too_unlikely(sampling):
 
 
 @pytest.mark.parametrize(("scope", "learns"), [("run", True), ("prompt", False)])
-def test_counts_live_for_the_run_or_for_the_prompt(scope, learns):
+def test_counts_are_kept_for_the_run_or_for_the_prompt(scope, learns):
     memory = {}
     first, second = (
         sum(forwards(run(on_tables(models(), memory=memory), scope=scope))) for _ in range(2)
@@ -261,7 +261,7 @@ def test_counts_live_for_the_run_or_for_the_prompt(scope, learns):
     assert bool(memory) == learns
 
 
-def test_counts_are_of_what_the_draft_generates_and_not_of_the_text():
+def test_only_tokens_that_the_draft_generates_are_counted():
     memory = {}
     run(on_tables(models(), memory=memory))
     model = memory["ngram"]
@@ -273,16 +273,15 @@ def test_counts_are_of_what_the_draft_generates_and_not_of_the_text():
     ]
     assert seen
     for context, after in model._after.items():
-        if len(context) == 2:  # the tables' whole context: the draft has one choice there
+        if len(context) == 2:  # a table model depends on two tokens: one greedy choice
             assert list(after.counts) == [int(DRAFT[context].argmax())]
 
 
-# ---- distributions
-# ---------------------------------------------------------------------------------------
+# ---- distributions ------------------------------------------------------------------------------
 
 
-def taught(table):
-    """Counts that know a table's likeliest tokens."""
+def make_learned_counts(table):
+    """Return n-gram counts of a table's likeliest tokens."""
     model = KatzModel(table.shape[-1])
     for before in range(table.shape[-1]):
         for last in range(table.shape[-1]):
@@ -293,11 +292,11 @@ def taught(table):
     return memory
 
 
-@pytest.mark.parametrize("below", ["nothing", "ngram", "small"])
-def test_what_the_last_stage_draws_has_the_drafts_distribution_whatever_was_guessed(below):
+@pytest.mark.parametrize("lower_stage", ["nothing", "ngram", "small"])
+def test_the_last_stage_samples_from_the_drafts_distribution(lower_stage):
     target, draft = make_table_pair("near", 3)
     tables = {"target": target, "draft": draft, "small": random_table(3, 8, 2.0)}
-    stages = ("draft",) if below == "nothing" else (below, "draft")
+    stages = ("draft",) if lower_stage == "nothing" else (lower_stage, "draft")
     params = StagedParams(
         stages=stages,
         draw_mode="without_replacement",
@@ -309,7 +308,9 @@ def test_what_the_last_stage_draws_has_the_drafts_distribution_whatever_was_gues
     )
 
     def first_draft(random):
-        session = on_tables(tables, REJECTION, budget=8, random=random, memory=taught(draft))
+        session = on_tables(
+            tables, REJECTION, budget=8, random=random, memory=make_learned_counts(draft)
+        )
         step = next(iter(Staged(params).generate(session)))
         return session.output()[0], tuple(step.draft.tokens.tolist())
 
@@ -338,10 +339,10 @@ def test_the_output_has_the_targets_distribution(params, vocab):
     tables = make_table_pair("near", vocab)
     case = Case("near", tables, REJECTION, PROMPTS[0], budget=3)
     method = Staged(StagedParams(**params))
-    assert distance_from_target(method, case, memory=lambda: taught(tables[1])) < 1e-9
+    assert distance_from_target(method, case, memory=lambda: make_learned_counts(tables[1])) < 1e-9
 
 
-def test_children_are_drawn_and_branch_by_what_was_known_before():
+def test_children_of_a_node_are_distinct():
     for step in run(
         on_tables(models(), REJECTION), draw_mode="without_replacement", depth=5, nodes=12
     ):

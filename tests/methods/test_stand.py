@@ -1,4 +1,4 @@
-"""STAND: the table is a mean of the target's distributions, and the tree is drawn from it."""
+"""Tests of STAND: its table of mean target distributions, and the trees drawn from it."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -15,8 +15,8 @@ COUPLED = Sampling("coupled", 0.8, seed=3)
 REJECTION = Sampling("rejection", 0.8, seed=3)
 
 
-def taught(session, *distributions, **params):
-    """A method that has seen the target say each distribution in turn behind the same text, 7 8."""
+def teach(session, *distributions, **params):
+    """Return a method that observed each of the target's distributions after the text 7 8."""
     method = Stand(StandParams(**params))
     method.start(session)
     for distribution in distributions:
@@ -30,17 +30,18 @@ def taught(session, *distributions, **params):
 
 
 @pytest.mark.smoke
-def test_the_table_holds_the_mean_of_what_was_said_and_the_best_of_it(open_session):
-    method = taught(open_session(0), [0.5, 0.3, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1], kept=2)
-    # The first said 0 and 1 (0.5, 0.3), the second 2 and 0 (0.7, 0.1).
-    times, distribution = method.table[8,]
-    assert times == 2 and method.table[7, 8] == (times, distribution)
+def test_the_table_keeps_the_best_tokens_of_the_mean_distribution(open_session):
+    method = teach(open_session(0), [0.5, 0.3, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1], kept=2)
+    # The best two of the first distribution are 0 and 1 (0.5, 0.3), of the second 2 and 0
+    # (0.7, 0.1).
+    count, distribution = method.table[8,]
+    assert count == 2 and method.table[7, 8] == (count, distribution)
     assert distribution == pytest.approx({2: 0.35, 0: 0.3})
     assert set(method.table) == {(8,), (7, 8)}
 
 
-def test_the_longest_n_gram_that_is_known_gives_the_distribution(open_session):
-    method = taught(open_session(0), [0.1, 0.9])
+def test_the_longest_known_n_gram_gives_the_distribution(open_session):
+    method = teach(open_session(0), [0.1, 0.9])
     method.table[8,] = (1, {5: 1.0})
     assert method._distribution((-1, (), (3, 7, 8))) == pytest.approx({1: 0.9, 0: 0.1})
     assert method._distribution((-1, (), (3, 6, 8))) == {5: 1.0}
@@ -71,13 +72,13 @@ def test_under_rejection_siblings_come_in_the_order_of_draws_without_replacement
             assert draft.q[0].sum() == pytest.approx(1)
             orders[tuple(draft.tokens.tolist())] += 1
     for first, second, third in orders:  # Plackett-Luce; 1,000 draws
-        due = distribution[first] * distribution[second] / (1 - distribution[first])
-        assert orders[first, second, third] / 1000 == pytest.approx(due, abs=0.06)
+        expected = distribution[first] * distribution[second] / (1 - distribution[first])
+        assert orders[first, second, third] / 1000 == pytest.approx(expected, abs=0.06)
     assert len(orders) == 6
 
 
-def test_nodes_of_one_level_are_told_with_the_distribution_behind_their_own_parent(open_session):
-    """No walk of the audit is long enough for a table with two n-grams of one level."""
+def test_a_node_carries_the_distribution_after_its_own_parent(open_session):
+    """The audit does not test this: its outputs are too short for two n-grams of one level."""
     session = open_session(0, Sampling("rejection", 1.0, seed=1))
     session.prefill()
     method = Stand(StandParams(nodes=12, depth=2))
@@ -101,9 +102,7 @@ def test_nodes_of_one_level_are_told_with_the_distribution_behind_their_own_pare
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), COUPLED], ids=lambda s: s.rule)
-def test_what_was_kept_of_other_prompts_changes_the_steps_and_not_the_output(
-    open_session, plain, sampling
-):
+def test_memory_of_other_prompts_saves_steps_and_keeps_the_output(open_session, plain, sampling):
     memory, counts = Memory(), {"cold": 0, "hot": 0}
     for prompt in (4, 9, 4):
         cold, hot = open_session(prompt, sampling), open_session(prompt, sampling, memory=memory)
@@ -113,7 +112,7 @@ def test_what_was_kept_of_other_prompts_changes_the_steps_and_not_the_output(
     assert counts["hot"] < counts["cold"]
 
 
-def test_a_level_s_nodes_have_as_many_children_as_their_place_in_the_tree(open_session):
+def test_the_root_has_at_most_the_children_of_its_template(open_session):
     session = open_session(4, REJECTION)
     method = Stand(SMALL)
     for step in method.generate(session):

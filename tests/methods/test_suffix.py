@@ -1,4 +1,4 @@
-"""SuffixDecoding: what it drafts against a naive reading of the paper, and what it remembers."""
+"""Tests of SuffixDecoding: its drafts, compared with a naive search, and its memory."""
 
 from types import SimpleNamespace
 
@@ -18,8 +18,8 @@ NOTHING = Outcome((), (), (), 0)
 texts = st.lists(st.integers(0, 2), min_size=2, max_size=20)
 
 
-class Seen(SimpleNamespace):
-    """As much of a session as drafting sees; a prompt, and an output that is there already."""
+class FakeSession(SimpleNamespace):
+    """The part of a session that drafting uses, with a prompt and the output so far."""
 
     def __init__(self, prompt, output=(), memory=None):
         super().__init__(text=[*prompt, *output], prompt=len(prompt), finish=None)
@@ -29,45 +29,47 @@ class Seen(SimpleNamespace):
         self.tree = lambda ids, parents: (ids, parents)
 
 
-def propose(prompt, output=(), *, kept=None, limit=100, **params):
-    method, seen = Suffix(SuffixParams(**params)), Seen(prompt, output, kept)
-    method.start(seen)
-    return method.propose(seen, limit)
+def propose(prompt, output=(), *, store=None, limit=100, **params):
+    method, session = Suffix(SuffixParams(**params)), FakeSession(prompt, output, store)
+    method.start(session)
+    return method.propose(session, limit)
 
 
-def serve(kept, outputs, **params):
-    """Have outputs been decoded before."""
+def remember_outputs(store, outputs, **params):
+    """Add outputs to the store, as if they had been decoded before."""
     for output in outputs:
-        method, seen = Suffix(SuffixParams(**params)), Seen((), output, kept)
-        method.start(seen)
-        method.propose(seen, 5)
-        seen.finish = "length"
-        method.observe(seen, NOTHING)
+        method, session = Suffix(SuffixParams(**params)), FakeSession((), output, store)
+        method.start(session)
+        method.propose(session, 5)
+        session.finish = "length"
+        method.observe(session, NOTHING)
 
 
-def occurrences(sequences, string):
+def count_occurrences(sequences, string):
     n = len(string)
     return sum(text[at : at + n] == string for text in sequences for at in range(len(text)))
 
 
-def naive_score(own, earlier, *, depth, factor, nodes, least, limit):
-    """The best score, by trying every suffix with a search through all texts."""
+def naive_score(text, earlier, *, depth, factor, nodes, least, limit):
+    """Return the best score, by searching all texts for every suffix.
+
+    Return None if two next tokens are equally frequent, because either may be drafted.
+    """
     best = 0.0
-    for sequences in ([own], earlier):
-        for n in range(1, min(depth, len(own) + 1)):
-            string, score, p = own[-n:], 0.0, 1.0
-            most = min(int(factor * n), nodes, limit)
-            known = occurrences(sequences, string) - (sequences == [own])
-            while known > 0 and most and len(string) < depth:
-                after = [occurrences(sequences, [*string, token]) for token in range(3)]
-                p *= max(after) / occurrences(sequences, string)
+    for sequences in ([text], earlier):
+        for n in range(1, min(depth, len(text) + 1)):
+            string, score, p = text[-n:], 0.0, 1.0
+            longest = min(int(factor * n), nodes, limit)
+            known = count_occurrences(sequences, string) - (sequences == [text])
+            while known > 0 and longest and len(string) < depth:
+                after = [count_occurrences(sequences, [*string, token]) for token in range(3)]
+                p *= max(after) / count_occurrences(sequences, string)
                 if p < least:
                     break
                 score += p
-                # Of equally frequent ones any may be drafted: then what follows is open.
                 if after.count(max(after)) > 1:
                     return None
-                string, most = [*string, after.index(max(after))], most - 1
+                string, longest = [*string, after.index(max(after))], longest - 1
             best = max(best, score)
     return best
 
@@ -83,8 +85,8 @@ def test_the_draft_grows_with_the_match():
     assert propose([*text, 7], limit=0) == []
 
 
-def test_a_token_that_is_less_likely_than_allowed_is_not_drafted():
-    text = [1, 2, 1, 3, 1, 4, 1]  # each with 1/4: the text's own end is counted
+def test_a_token_below_the_least_probability_is_not_drafted():
+    text = [1, 2, 1, 3, 1, 4, 1]  # 1/4 each: the 1 at the end counts as an occurrence
     assert propose(text, least=0.25) == [2]
     assert propose(text, least=0.3) == []
 
@@ -99,79 +101,81 @@ def test_a_token_that_is_less_likely_than_allowed_is_not_drafted():
 )
 @settings(max_examples=200, deadline=None)
 def test_the_score_of_the_draft_is_the_best_of_a_naive_search(
-    own, earlier, depth, factor, limit, prompt
+    text, earlier, depth, factor, limit, prompt
 ):
-    how = {"depth": depth, "factor": factor, "nodes": 4, "least": 0.1}
+    params = {"depth": depth, "factor": factor, "nodes": 4, "least": 0.1}
     memory = {}
-    serve(memory, earlier, **how)
-    draft = propose(own[:prompt], own[prompt:], kept=memory, limit=limit, **how)
-    earlier = [*earlier, own[prompt:]]
-    due = naive_score(own, earlier, limit=limit, **how)
-    if due is None:
+    remember_outputs(memory, earlier, **params)
+    draft = propose(text[:prompt], text[prompt:], store=memory, limit=limit, **params)
+    earlier = [*earlier, text[prompt:]]
+    expected = naive_score(text, earlier, limit=limit, **params)
+    if expected is None:
         return
-    assert bool(draft) == (due > 0)
+    assert bool(draft) == (expected > 0)
     scores = []
-    for sequences in ([own], earlier):
-        for n in range(1, min(depth, len(own) + 1)):
-            string, p, score = own[-n:], 1.0, 0.0
+    for sequences in ([text], earlier):
+        for n in range(1, min(depth, len(text) + 1)):
+            string, p, score = text[-n:], 1.0, 0.0
             for token in draft[: int(factor * n)]:
-                before = occurrences(sequences, string)
-                p *= occurrences(sequences, [*string, token]) / before if before else 0.0
+                before = count_occurrences(sequences, string)
+                p *= count_occurrences(sequences, [*string, token]) / before if before else 0.0
                 string, score = [*string, token], score + p * (len(string) < depth)
             scores.append(score)
-    assert not draft or max(scores) == pytest.approx(due)
+    assert not draft or max(scores) == pytest.approx(expected)
 
 
-def test_a_match_of_the_whole_text_counts_which_the_authors_loop_leaves_out():
+def test_a_match_of_the_whole_text_is_used():
     memory = {}
-    serve(memory, [[1, 2, 9, 9], [1, 2, 9, 9], [0, 2, 7], [3, 2, 7], [4, 2, 7], [5, 2, 7]])
-    assert propose([1, 2], kept=memory) == [9, 9]  # by 2 alone: 7
+    remember_outputs(
+        memory, [[1, 2, 9, 9], [1, 2, 9, 9], [0, 2, 7], [3, 2, 7], [4, 2, 7], [5, 2, 7]]
+    )
+    assert propose([1, 2], store=memory) == [9, 9]  # by 2 alone: 7
 
 
-def test_earlier_outputs_are_drafted_from_and_earlier_prompts_are_not():
+def test_drafts_come_from_earlier_outputs_and_not_from_earlier_prompts():
     memory = {}
-    method, seen = Suffix(), Seen([1, 2, 3], [4, 5, 6], memory)
-    method.start(seen)
-    method.propose(seen, 5)
-    seen.finish = "eos"
-    method.observe(seen, NOTHING)
-    assert propose([9, 4], kept=memory) == [5]
-    assert propose([9, 1], kept=memory) == []
-    assert propose([9, 4], kept={}) == []
-    assert propose([9, 4], kept=memory, scope="prompt") == []
+    method, session = Suffix(), FakeSession([1, 2, 3], [4, 5, 6], memory)
+    method.start(session)
+    method.propose(session, 5)
+    session.finish = "eos"
+    method.observe(session, NOTHING)
+    assert propose([9, 4], store=memory) == [5]
+    assert propose([9, 1], store=memory) == []
+    assert propose([9, 4], store={}) == []
+    assert propose([9, 4], store=memory, scope="prompt") == []
 
 
-def test_an_output_that_has_not_ended_is_in_the_second_tree_unless_switched_off():
+def test_an_active_output_is_in_the_second_tree_unless_switched_off():
     prompt, output = [1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3, 9], [1, 2, 4, 5, 1, 2, 4, 6, 1, 2]
-    # Behind 1 2 comes 3 in half of the text's cases, and 4 in two thirds of the output's.
+    # After 1 2 comes 3 in half of the text's occurrences, and 4 in two thirds of the output's.
     assert propose(prompt, output)[0] == 4
     assert propose(prompt, output, active=False)[0] == 3
     assert propose(prompt, output, scope="prompt")[0] == 3
-    assert propose(prompt, output, memory=0)[0] == 3  # as their cache of no requests
+    assert propose(prompt, output, memory=0)[0] == 3  # like the authors' cache of size 0
 
 
-def test_a_batch_drafts_from_outputs_that_have_not_ended():
+def test_a_batch_drafts_from_active_outputs():
     for active in (True, False):
         memory, methods = {}, []
         for text in ([1, 2, 3, 4], [9, 1]):
-            methods.append((Suffix(SuffixParams(active=active)), Seen((), text, memory)))
+            methods.append((Suffix(SuffixParams(active=active)), FakeSession((), text, memory)))
             methods[-1][0].start(methods[-1][1])
         assert methods[1][0].propose(methods[1][1], 5) == ([2] if active else [])
 
 
-def test_one_step_of_a_batch_reads_all_outputs_before_any_proposes():
+def test_a_batch_step_observes_all_outputs_before_it_drafts():
     memory = {}
-    first, second = Seen((), [9], memory), Seen((), [1], memory)
+    first, second = FakeSession((), [9], memory), FakeSession((), [1], memory)
     methods = [(Suffix(), first), (Suffix(), second)]
-    for method, seen in methods:
-        method.start(seen)
-    for method, seen in methods:
-        seen.text += [2] if seen is second else [1]
-        method.observe(seen, NOTHING)
+    for method, session in methods:
+        method.start(session)
+    for method, session in methods:
+        session.text += [2] if session is second else [1]
+        method.observe(session, NOTHING)
     assert methods[0][0].propose(first, 5) == [2]
 
 
-def test_a_match_whose_limit_is_a_whole_number_but_for_rounding_drafts_all_of_it():
+def test_the_draft_length_limit_tolerates_rounding():
     text = [*range(60), *range(25)]
     assert 1.16 * 25 < 29
     assert propose(text, factor=1.16, nodes=40) == list(range(25, 54))
@@ -179,23 +183,21 @@ def test_a_match_whose_limit_is_a_whole_number_but_for_rounding_drafts_all_of_it
 
 def test_memory_is_bounded_and_the_oldest_output_goes_first():
     memory = {}
-    serve(memory, [[1, 2, 3], [4, 5, 6], [7, 8, 9]], memory=6)
+    remember_outputs(memory, [[1, 2, 3], [4, 5, 6], [7, 8, 9]], memory=6)
     assert memory["outputs"].num_tokens == 6
-    assert [propose([token], kept=memory) for token in (1, 4, 7)] == [[], [5], [8]]
-    serve(memory, [[1, 2, 3]], memory=0)
+    assert [propose([token], store=memory) for token in (1, 4, 7)] == [[], [5], [8]]
+    remember_outputs(memory, [[1, 2, 3]], memory=0)
     assert memory["outputs"].num_tokens == 0
 
 
-def test_a_tree_holds_several_continuations():
+def test_a_tree_contains_several_continuations():
     text = [1, 2, 5, 1, 2, 6, 1, 2]
     ids, parents = propose(text, shape="tree", factor=2, nodes=4)
     assert sorted(ids[:2]) == [5, 6] and parents[:2] == (-1, -1)
 
 
 @pytest.mark.parametrize("rule", ["greedy", "coupled"])
-def test_sequences_of_a_batch_share_what_ended_and_keep_their_own_text(
-    family, open_session, plain, rule
-):
+def test_sequences_of_a_batch_share_finished_outputs(family, open_session, plain, rule):
     sampling = Sampling(rule, 0.8 if rule == "coupled" else 0.0, seed=3)
     session = open_session(0, sampling)
     workspace, memory = session._workspace, Memory()
@@ -203,7 +205,7 @@ def test_sequences_of_a_batch_share_what_ended_and_keep_their_own_text(
         Request(f"tiny/{i}", 0, family.prompts[i], StopRule(frozenset(), 10 + 5 * i))
         for i in (0, 1, 2)
     ]
-    for _ in range(2):  # the second time all of it was said before, and evicted meanwhile
+    for _ in range(2):  # the second time all outputs were decoded before, and evicted
         batch = Batch(workspace, requests, sampling, memory=memory)
         steps = list(Suffix(SuffixParams(memory=40, depth=8)).generate_batch(batch))
         for i, each in enumerate(batch.sessions):

@@ -1,4 +1,4 @@
-"""SWIFT: the search for a set, what a set scores, and that every set gives the same text."""
+"""Tests of SWIFT: the search for the sublayers to skip, their score, and the output."""
 
 import sys
 from itertools import combinations
@@ -23,39 +23,42 @@ GREEDY, PROMPT = Sampling(), (3, 14, 15, 9, 2, 6)
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-    """Five layers: six sublayers that may be passed over."""
+    """Return a target with five layers, of which six sublayers may be skipped."""
     folder = tmp_path_factory.mktemp("five")
     random_llama(seed=8, hidden=32, layers=5).save_pretrained(folder)
     return load_decoder(folder, name="target")
 
 
-def opened(target, sampling=GREEDY, n=40, memory=None, prompt=PROMPT):
+def open_session(target, sampling=GREEDY, n=40, memory=None, prompt=PROMPT):
     request = Request("some/0", 0, prompt, StopRule(frozenset(), n))
     workspace = Workspace({"target": target}, capacity=len(prompt) + n + 8)
     return Session(workspace, request, sampling, memory=Memory() if memory is None else memory)
 
 
 def run(target, sampling=GREEDY, n=40, memory=None, method=None, prompt=PROMPT, **params):
-    session = opened(target, sampling, n, memory, prompt)
+    session = open_session(target, sampling, n, memory, prompt)
     steps = list((method or Swift(SwiftParams(**params))).generate(session))
     return session, steps
 
 
 def agreement(target, skip, text, first, n):
-    """How often the target without `skip` says what follows, by one forward from scratch for each:
-    what precedes the first token is read by the whole target."""
-    right, over = 0, expand_skip(frozenset(skip))
+    """Return how often the target predicts the next token without the sublayers `skip`.
+
+    Each prediction is computed from scratch. The whole target reads the text before `first`.
+    """
+    correct, skipped_parts = 0, expand_skip(frozenset(skip))
     for end in range(first + 1, first + n + 1):
         state = target.new_state(80)
         target.forward(Tokens(torch.tensor([text[:first]])), state, logits_at=None)
         part = torch.tensor([text[first:end]])
-        out = target.forward(Tokens(part), state, skip=over)
-        right += int(out.logits[0, -1].argmax()) == text[end]
-    return right / n
+        out = target.forward(Tokens(part), state, skip=skipped_parts)
+        correct += int(out.logits[0, -1].argmax()) == text[end]
+    return correct / n
 
 
-def test_the_score_is_that_of_reading_token_after_token(target):
-    """In parallel, behind the target's rows of the prompt, with the rows of the output hidden."""
+def test_the_score_equals_that_of_sequential_decoding(target):
+    """The method scores all tokens in one forward, which attends to the prompt's cache rows
+    only."""
     method = Swift(SwiftParams(window=12, skip=0.5))
     session, _ = run(target, method=method)
     text, sublayers = list(session.tokens()), method.search.items
@@ -66,17 +69,17 @@ def test_the_score_is_that_of_reading_token_after_token(target):
     assert session.state.length() == len(text) - 1
 
 
-def test_the_set_that_is_found_is_the_best_of_all(target):
-    """Three of six sublayers: all twenty sets are scored, and the search is to find the best."""
+def test_the_search_finds_the_best_set(target):
+    """Three of six sublayers are skipped. All twenty sets are scored to know the best one."""
     memory = Memory()
     session, _ = run(
         target, n=60, memory=memory, window=12, skip=0.5, enough=1.0, patience=1000, depth=2
     )
     found = memory["found"]
-    while len(found.tried) < 60:  # the same request again: the same text to score sets on
+    while len(found.tried) < 60:  # the same request again, so sets are scored on the same text
         run(target, n=60, memory=memory, window=12, skip=0.5, enough=1.0, patience=1000, depth=2)
     method = Swift(SwiftParams(window=12, skip=0.5))
-    method.start(session2 := opened(target, memory=memory))
+    method.start(session2 := open_session(target, memory=memory))
     scores = {
         chosen: agreement(target, chosen, list(session.tokens()), len(PROMPT), 12)
         for chosen in combinations(method.search.items, 3)
@@ -88,9 +91,9 @@ def test_the_set_that_is_found_is_the_best_of_all(target):
 
 
 def test_the_optimiser_proposes_the_best_set_once_it_knows_enough(target):
-    """Scores that are the number of certain sublayers in a set: the three of them."""
+    """The score of a set is its share of the three wanted sublayers."""
     method = Swift(SwiftParams(skip=0.5))
-    method.start(opened(target))
+    method.start(open_session(target))
     sublayers = method.search.items
     wanted = {sublayers[at] for at in (0, 2, 5)}
     method.search.tried = [
@@ -103,14 +106,14 @@ def test_the_optimiser_proposes_the_best_set_once_it_knows_enough(target):
 
 def test_the_optimisers_library_is_loaded_before_the_first_step(target, monkeypatch):
     monkeypatch.delitem(sys.modules, "bayes_opt", raising=False)
-    Swift(SwiftParams(skip=0.5)).start(opened(target))
+    Swift(SwiftParams(skip=0.5)).start(open_session(target))
     assert "bayes_opt" in sys.modules
 
 
 @pytest.mark.parametrize(
     "sampling", [GREEDY, Sampling("coupled", 0.8, seed=3)], ids=lambda s: s.rule
 )
-def test_text_is_vanillas_while_sets_change(target, sampling):
+def test_the_output_equals_that_of_vanilla_while_sets_change(target, sampling):
     plain, _ = run(target, sampling, method=Vanilla())
     memory = Memory()
     for every in (12, 13):
@@ -122,7 +125,7 @@ def test_text_is_vanillas_while_sets_change(target, sampling):
     assert sizes == {int(0.45 * 6)}
 
 
-def test_first_and_last_layer_are_never_passed_over_and_nothing_skipped_is_the_target(target):
+def test_the_first_and_the_last_layer_are_never_skipped(target):
     method = Swift(SwiftParams(skip=0.0, depth=3, least=0.0))
     session, steps = run(target, method=method)
     assert {at for at, _ in method.search.items} == {1, 2, 3}
@@ -133,7 +136,7 @@ def test_first_and_last_layer_are_never_passed_over_and_nothing_skipped_is_the_t
 @pytest.mark.parametrize(
     ("rule", "count"), [({"tries": 5}, 5), ({"patience": 1}, None), ({"enough": 0.0}, 0)]
 )
-def test_each_of_three_rules_ends_the_search(target, rule, count):
+def test_each_stopping_rule_ends_the_search(target, rule, count):
     memory = Memory()
     for _ in range(2):
         run(target, memory=memory, window=6, depth=2, **rule)
@@ -144,7 +147,7 @@ def test_each_of_three_rules_ends_the_search(target, rule, count):
         assert len(tried) == count
 
 
-def test_forwards_of_the_search_are_told_apart_and_count_by_their_share(target):
+def test_forwards_of_the_search_have_their_own_role_and_share(target):
     _, steps = run(target, window=6, depth=2)
     kinds = {f.role: f.share for step in steps for f in step.forwards}
     assert set(kinds) >= {"draft", "verify", "aux"}

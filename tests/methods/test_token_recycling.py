@@ -1,4 +1,4 @@
-"""Token Recycling: the matrix is what the target said, and the tree is the matrix unfolded."""
+"""Tests of Token Recycling: the matrix of the target's best next tokens, and the tree from it."""
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ SMALL = TokenRecyclingParams(width=4, nodes=12, depth=4)
 COUPLED = Sampling("coupled", 0.8, seed=3)
 
 
-def steps_of(session, params=SMALL):
-    """Each step with the matrix before it, and the last token before it."""
+def decode_steps(session, params=SMALL):
+    """Yield the method, the matrix and the last token before each step, and the step."""
     method = TokenRecycling(params)
     before = None
     for step in method.generate(session):
@@ -32,8 +32,8 @@ def test_the_paper_s_tree_has_80_nodes_on_6_levels_of_at_most_8_children(open_se
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("sampling", [Sampling(), COUPLED], ids=lambda s: s.rule)
-def test_a_node_holds_what_the_matrix_says_after_its_parent(open_session, sampling):
-    for number, (method, before, root, step) in enumerate(steps_of(open_session(3, sampling))):
+def test_a_node_is_the_matrix_entry_of_its_parent(open_session, sampling):
+    for number, (method, before, root, step) in enumerate(decode_steps(open_session(3, sampling))):
         if not number:
             continue  # the matrix was empty then
         ids, parents = step.draft.tokens.tolist(), step.draft.parents
@@ -43,22 +43,22 @@ def test_a_node_holds_what_the_matrix_says_after_its_parent(open_session, sampli
             assert ids[at] == before[above, shape.nodes[at][-1]]
 
 
-def test_the_matrix_is_the_target_s_best_tokens_at_every_node_accepted_or_not(open_session):
+def test_the_matrix_has_the_targets_best_tokens_of_all_nodes(open_session):
     session = open_session(3)
     seen = 0
-    for _, _, root, step in steps_of(session):
+    for _, _, root, step in decode_steps(session):
         rows = session.verified_logits()
         known = [root, *step.draft.tokens.tolist()]
         table = session.memory["next"]
         for at, token in enumerate(known):
             if token in known[at + 1 :]:
-                continue  # the last of equals counts
+                continue  # the last occurrence of a token counts
             assert table[token].tolist() == rows[at].topk(4).indices.tolist()
             seen += 1
     assert seen > 100
 
 
-def test_of_a_token_s_rows_the_highest_node_s_is_kept(open_session):
+def test_the_last_row_of_a_token_is_kept(open_session):
     session = open_session(0)
     method = TokenRecycling(SMALL)
     method.start(session)
@@ -75,9 +75,7 @@ def test_of_a_token_s_rows_the_highest_node_s_is_kept(open_session):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), COUPLED], ids=lambda s: s.rule)
-def test_what_was_kept_of_other_prompts_changes_the_steps_and_not_the_output(
-    open_session, plain, sampling
-):
+def test_memory_of_other_prompts_saves_steps_and_keeps_the_output(open_session, plain, sampling):
     memory, counts = Memory(), {"cold": 0, "hot": 0}
     for prompt in (4, 9, 4):
         cold, hot = open_session(prompt, sampling), open_session(prompt, sampling, memory=memory)
@@ -87,7 +85,7 @@ def test_what_was_kept_of_other_prompts_changes_the_steps_and_not_the_output(
     assert counts["hot"] < counts["cold"]
 
 
-def test_with_scope_prompt_nothing_is_kept(open_session):
+def test_with_scope_prompt_the_memory_stays_empty(open_session):
     session = open_session(4)
     list(TokenRecycling(SMALL.model_copy(update={"scope": "prompt"})).generate(session))
     assert not session.memory

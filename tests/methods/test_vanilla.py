@@ -1,4 +1,4 @@
-"""Vanilla is plain decoding, and transformers' `generate` says so."""
+"""Tests of plain decoding against `generate` of transformers."""
 
 import pytest
 import torch
@@ -9,7 +9,10 @@ from specbench_cli.engine.verify.sampling import Noise, Sampling
 
 
 class AddNoise(LogitsProcessor):
-    """log softmax(scores / temperature) plus the keyed noise of the output position."""
+    """Adds to log softmax(scores / temperature) the Gumbel noise of the output position.
+
+    Coupled sampling keys this noise by seed and position.
+    """
 
     def __init__(self, sampling, prompt_id, prompt_length, vocab):
         self.noise = Noise(sampling.seed, prompt_id, 0, vocab, torch.device("cpu"))
@@ -36,7 +39,7 @@ def generate(module, ids, n, eos=None, processors=()):
 
 
 @pytest.mark.smoke
-def test_greedy_output_is_that_of_transformers_generate(family, open_session, clear_prompts):
+def test_greedy_output_equals_that_of_generate(family, open_session, clear_prompts):
     for prompt in clear_prompts(Sampling(), 8):
         session = open_session(prompt)
         list(Vanilla().generate(session))
@@ -45,9 +48,7 @@ def test_greedy_output_is_that_of_transformers_generate(family, open_session, cl
 
 
 @pytest.mark.smoke
-def test_coupled_output_is_that_of_transformers_generate_with_the_noise_added(
-    family, open_session, clear_prompts
-):
+def test_coupled_output_equals_that_of_generate_with_noise(family, open_session, clear_prompts):
     sampling = Sampling("coupled", 0.8, seed=11)
     for prompt in clear_prompts(sampling, 5):
         session = open_session(prompt, sampling)
@@ -57,7 +58,7 @@ def test_coupled_output_is_that_of_transformers_generate_with_the_noise_added(
         assert session.output() == generate(family.modules["target"], ids, 40, processors=[add])
 
 
-def test_eos_ends_the_output_where_generate_ends_it(family, open_session, clear_prompts, plain):
+def test_eos_ends_the_output_as_in_generate(family, open_session, clear_prompts, plain):
     for prompt in clear_prompts(Sampling(), 6):
         eos = plain(prompt, Sampling()).ids[5]
         session = open_session(prompt, eos=[eos])

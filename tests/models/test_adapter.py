@@ -1,4 +1,4 @@
-"""A LoRA adapter is merged completely, or refused with the reason."""
+"""LoRA adapters: merged completely, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ PLACE = "base_model.model.model.layers.0.self_attn.q_proj"
 
 
 @pytest.fixture
-def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Write a fine-tuning of the shipped draft model with other tensors or settings."""
+def write_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Return a function that writes an adapter of the shipped draft model.
+
+    Its arguments replace tensors and settings.
+    """
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     width = json.loads((resolve("embedded-1m").path / "config.json").read_text())["hidden_size"]
 
@@ -34,19 +37,19 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
         (folder / CONFIG).write_text(json.dumps({**facts, "peft_type": "LORA", **settings}))
         parts = {PLACE + A: np.ones((2, width)), PLACE + B: np.ones((width, 2))}
         parts |= tensors or {}
-        held = {name: part.astype("f4") for name, part in parts.items() if part is not None}
-        save_file(held, folder / WEIGHTS)
+        stored = {name: part.astype("f4") for name, part in parts.items() if part is not None}
+        save_file(stored, folder / WEIGHTS)
         return folder
 
     return make
 
 
-def test_a_whole_fine_tuning_is_taken(tuned: Callable[..., Path]) -> None:
-    assert isinstance(resolve(str(tuned())), Checkpoint)
+def test_a_complete_adapter_is_accepted(write_adapter: Callable[..., Path]) -> None:
+    assert isinstance(resolve(str(write_adapter())), Checkpoint)
 
 
-def test_only_regular_files_of_the_base_are_copied(
-    tuned: Callable[..., Path], tmp_path: Path
+def test_only_regular_files_of_the_base_model_are_copied(
+    write_adapter: Callable[..., Path], tmp_path: Path
 ) -> None:
     base = tmp_path / "base"
     shutil.copytree(resolve("embedded-1m").path, base)
@@ -54,23 +57,23 @@ def test_only_regular_files_of_the_base_are_copied(
     (base / "more/zero").symlink_to("/dev/zero")
     os.mkfifo(base / "more/pipe")
     (base / "loop").symlink_to(tmp_path)
-    made = resolve(str(tuned(base_model_name_or_path=str(base)))).path
-    assert (made / "tokenizer.json").is_file()
-    assert not {each.name for each in made.rglob("*")} & {"zero", "pipe", "loop"}
+    copied = resolve(str(write_adapter(base_model_name_or_path=str(base)))).path
+    assert (copied / "tokenizer.json").is_file()
+    assert not {each.name for each in copied.rglob("*")} & {"zero", "pipe", "loop"}
 
 
 @pytest.mark.parametrize("base", ["nobody/model-that-is-not-here", "./no-such-folder", "llama-9"])
-def test_a_base_that_is_missing_is_said_to_be_named_by_the_adapter(
-    tuned: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, base: str
+def test_the_error_for_a_missing_base_names_the_adapter(
+    write_adapter: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, base: str
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    folder = tuned(base_model_name_or_path=base)
+    folder = write_adapter(base_model_name_or_path=base)
     with pytest.raises(SpecbenchError) as fault:
         resolve(str(folder))
     assert fault.value.message.startswith(f"tuned/{CONFIG} names {base} as its model: ")
 
 
-def test_a_target_that_is_missing_is_said_to_be_named_by_the_drafts_record(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_target_names_the_draft_record(tmp_path: Path) -> None:
     (tmp_path / "layers.safetensors").touch()
     (tmp_path / RECORD).write_text(json.dumps({"target": "./gone"}))
     with pytest.raises(UsageError, match=rf"{RECORD} names \./gone as its model: no such folder"):
@@ -90,11 +93,11 @@ def test_a_target_that_is_missing_is_said_to_be_named_by_the_drafts_record(tmp_p
         ({PLACE + A: np.ones((3, 128)), PLACE + B: np.ones((128, 3))}, "of rank 3, .* says 2"),
     ],
 )
-def test_tensors_that_would_not_be_added_are_named(
-    tuned: Callable[..., Path], tensors: dict[str, Any], message: str
+def test_unused_adapter_tensors_are_named(
+    write_adapter: Callable[..., Path], tensors: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        resolve(str(tuned(tensors)))
+        resolve(str(write_adapter(tensors)))
 
 
 @pytest.mark.parametrize(
@@ -108,16 +111,18 @@ def test_tensors_that_would_not_be_added_are_named(
         ({"lora_alpha": "x"}, "has lora_alpha 'x'; it must be a number"),
     ],
 )
-def test_settings_that_are_not_computed_are_named(
-    tuned: Callable[..., Path], settings: dict[str, Any], message: str
+def test_unsupported_adapter_settings_are_named(
+    write_adapter: Callable[..., Path], settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        resolve(str(tuned(**settings)))
+        resolve(str(write_adapter(**settings)))
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{"])
-def test_an_adapter_without_its_files_is_refused(tuned: Callable[..., Path], text: str) -> None:
-    folder = tuned()
+def test_an_adapter_without_its_files_is_refused(
+    write_adapter: Callable[..., Path], text: str
+) -> None:
+    folder = write_adapter()
     if text is None:
         (folder / WEIGHTS).unlink()
     else:

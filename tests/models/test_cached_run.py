@@ -1,5 +1,4 @@
-"""`specbench run` on names of the hub: what is said where they are not here, and runs where they
-are."""
+"""`specbench run` on hub models: errors if they are missing, and runs from the hub's cache."""
 
 import json
 import shutil
@@ -23,7 +22,7 @@ SMALL = "-m sps --limit 1 --max-new-tokens 4 --threads 1 --allow-noise --out her
 
 @pytest.fixture
 def hub_cache(tmp_path, monkeypatch):
-    """$HF_HOME/hub, empty, and no network."""
+    """Set an empty $HF_HOME/hub and no network."""
     cache = tmp_path / "hf" / "hub"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -32,7 +31,7 @@ def hub_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(capsys, tmp_path, monkeypatch):
-    """Runs `specbench run` in an empty folder; returns exit code and stderr."""
+    """Return a function that runs `specbench run` in an empty folder: exit code and stderr."""
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -46,8 +45,8 @@ def run(capsys, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def place(hub_cache, tiny_checkpoint):
-    """Puts a tiny checkpoint where the hub's cache keeps a model."""
+def put_in_cache(hub_cache, tiny_checkpoint):
+    """Return a function that puts a tiny checkpoint into the hub's cache."""
 
     def put(hub_id, *, seed=0, template=None):
         repo = hub_cache / f"models--{hub_id.replace('/', '--')}"
@@ -71,13 +70,13 @@ def place(hub_cache, tiny_checkpoint):
     return put
 
 
-def decoded(folder, prompt):
+def decode_prompt(folder, prompt):
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder).decode(prompt.ids)
 
 
-def test_model_that_is_not_here_is_exit_3_with_what_to_download_and_what_to_run(run, hub_cache):
+def test_a_missing_model_is_exit_3_with_its_size_and_download_command(run, hub_cache):
     code, err = run("-m", "sps", "--target", "llama-7b")
     assert code == 3
     assert "huggyllama/llama-7b is not on this machine (about 13.5 GB to download)" in err
@@ -88,40 +87,40 @@ def test_model_that_is_not_here_is_exit_3_with_what_to_download_and_what_to_run(
 
 
 @pytest.mark.smoke
-def test_model_in_the_hubs_cache_runs_with_its_chat_template(run, place):
-    folder = place("huggyllama/llama-7b", template=TEMPLATE)
-    place("JackFram/llama-68m", seed=1)
+def test_model_in_the_hubs_cache_runs_with_its_chat_template(run, put_in_cache):
+    folder = put_in_cache("huggyllama/llama-7b", template=TEMPLATE)
+    put_in_cache("JackFram/llama-68m", seed=1)
     code, err = run("--target", "llama-7b", *SMALL)
     assert code == 0, err
     run_dir = RunDir.open(Path("here"))
     effective = run_dir.manifest["config"]["effective"]
     assert (effective["target"], effective["draft"]) == ("llama-7b", "llama-68m")
     prompt = next(run_dir.prompts())
-    assert decoded(folder, prompt) == f"[user] {prompt.text}\n[assistant] "
+    assert decode_prompt(folder, prompt) == f"[user] {prompt.text}\n[assistant] "
     assert all(record.verdict.kind in ("reference", "identical") for record in run_dir.records())
 
 
-def test_raw_leaves_the_chat_template_out(run, place):
-    folder = place("huggyllama/llama-7b", template=TEMPLATE)
-    place("JackFram/llama-68m", seed=1)
+def test_raw_omits_the_chat_template(run, put_in_cache):
+    folder = put_in_cache("huggyllama/llama-7b", template=TEMPLATE)
+    put_in_cache("JackFram/llama-68m", seed=1)
     assert run("--target", "llama-7b", "--raw", *SMALL)[0] == 0
     prompt = next(RunDir.open(Path("here")).prompts())
-    assert decoded(folder, prompt) == prompt.text
+    assert decode_prompt(folder, prompt) == prompt.text
 
 
-def test_draft_auto_is_the_customary_one_and_a_template_that_is_lacking_too(run, place):
-    folder = place("lmsys/vicuna-7b-v1.3")
-    place("double7/vicuna-68m", seed=1)
+def test_draft_auto_uses_the_usual_draft_model_and_chat_template(run, put_in_cache):
+    folder = put_in_cache("lmsys/vicuna-7b-v1.3")
+    put_in_cache("double7/vicuna-68m", seed=1)
     assert run("--target", "vicuna-7b", "--draft", "auto", *SMALL)[0] == 0
     run_dir = RunDir.open(Path("here"))
     assert run_dir.manifest["config"]["effective"]["draft"] == "vicuna-68m"
     prompt = next(run_dir.prompts())
-    assert decoded(folder, prompt).endswith(f"questions. USER: {prompt.text} ASSISTANT:")
+    assert decode_prompt(folder, prompt).endswith(f"questions. USER: {prompt.text} ASSISTANT:")
 
 
-def test_target_without_a_customary_draft_says_what_can_be_given(run, place):
+def test_draft_auto_without_a_usual_draft_model_is_an_error(run, put_in_cache):
     assert aliases()["mistral-7b-instruct"].draft is None
-    place("mistralai/Mistral-7B-Instruct-v0.2")
+    put_in_cache("mistralai/Mistral-7B-Instruct-v0.2")
     code, err = run("--target", "mistral-7b-instruct", "--draft", "auto", *SMALL)
     assert code == 2
     assert "sps needs a draft model, and mistral-7b-instruct has no default one" in err

@@ -1,4 +1,4 @@
-"""Files of a foreign model folder that could be read without end are refused before reading."""
+"""Files of a foreign model folder that have no end are refused before they are read."""
 
 from __future__ import annotations
 
@@ -115,9 +115,7 @@ def test_a_header_of_weights_larger_than_safetensors_allows_is_not_read(model: P
         Weights(model)
 
 
-def test_links_to_regular_files_are_read_as_the_cache_of_the_hub_has_them(
-    model: Path, tmp_path: Path
-) -> None:
+def test_links_to_regular_files_are_read(model: Path, tmp_path: Path) -> None:
     (tmp_path / "snapshot").mkdir()
     for file in model.iterdir():
         (tmp_path / "snapshot" / file.name).symlink_to(file)

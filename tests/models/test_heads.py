@@ -1,4 +1,4 @@
-"""Where a trained module that goes with a model lies."""
+"""Locations of trained modules for a target, such as heads."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ def test_the_embedded_targets_heads_are_shipped_and_small(kind: str) -> None:
     assert all(file.stat().st_size < 2_000_000 for file in Weights(found.path).files)
 
 
-def test_a_folder_is_taken_as_it_is_and_shown_by_its_name(tmp_path: Path) -> None:
+def test_a_folder_is_used_unchanged_and_labelled_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     found = resolve_head(str(tmp_path / "mine"), "eagle", resolve("embedded"), in_target=False)
     assert (found.label, found.path) == ("mine", tmp_path / "mine")
 
 
-def test_a_target_without_a_head_says_what_there_is_and_how_to_get_one() -> None:
+def test_a_target_without_a_head_lists_the_heads_and_the_training_command() -> None:
     with pytest.raises(UsageError, match="no hass head is known for embedded-7m") as refused:
         resolve_head("auto", "hass", resolve("embedded"), in_target=False)
     assert "eagle3" in refused.value.message
     assert "specbench train --help" in str(refused.value.hint)
 
 
-def test_a_kind_that_targets_hold_themselves_is_looked_for_there() -> None:
+def test_layers_for_mtp_are_read_from_the_target() -> None:
     target = replace(resolve("embedded"), heads={})
     found = resolve_head("auto", "mtp", target, in_target=True)
     assert found.path == target.path
 
 
-def test_a_name_that_is_neither_folder_nor_hub_id_is_refused() -> None:
+def test_a_head_name_that_is_neither_folder_nor_hub_id_is_refused() -> None:
     with pytest.raises(UsageError, match="no such eagle head: nowhere"):
         resolve_head("nowhere", "eagle", resolve("embedded"), in_target=False)
 
 
-def test_a_head_of_the_hub_that_is_not_here_says_how_to_download_it(
+def test_a_missing_hub_head_names_its_download_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

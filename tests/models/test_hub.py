@@ -1,4 +1,4 @@
-"""Downloads from a stand-in for the hub on this machine."""
+"""Downloads from a simulated hub on this machine."""
 
 import http.server
 import json
@@ -21,7 +21,7 @@ FILES = {
 
 
 class HubHandler(http.server.BaseHTTPRequestHandler):
-    """Answers what `snapshot_download` asks: the commit, the list of files, each file."""
+    """Request handler for `snapshot_download`: the commit, the list of files, each file."""
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -40,7 +40,7 @@ class HubHandler(http.server.BaseHTTPRequestHandler):
             self.refuse(403, "GatedRepo")
         elif path.startswith(f"/org/name/resolve/{COMMIT}/"):
             name = path.partition(f"{COMMIT}/")[2]
-            self.server.asked.append(name)  # type: ignore[attr-defined]
+            self.server.requested_files.append(name)  # type: ignore[attr-defined]
             self.reply(FILES[name], etag=f'"{name}"')
         else:
             self.refuse(404, "RepoNotFound")
@@ -66,9 +66,12 @@ class HubHandler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def endpoint(tmp_path, monkeypatch):
-    """A hub on this machine with one model; what files were asked of it."""
+    """Serve a hub with one model on this machine.
+
+    The server records which files are requested.
+    """
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
-    server.asked = []
+    server.requested_files = []
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     address = f"http://127.0.0.1:{server.server_port}"
@@ -79,13 +82,13 @@ def endpoint(tmp_path, monkeypatch):
         "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
         address + "/{repo_id}/resolve/{revision}/{filename}",
     )
-    yield server.asked
+    yield server.requested_files
     server.shutdown()
     thread.join()
     server.server_close()
 
 
-def test_download_takes_safetensors_and_is_found_again_without_the_network(endpoint, monkeypatch):
+def test_a_download_contains_only_safetensors_and_is_found_offline(endpoint, monkeypatch):
     assert hub.cached_snapshot("org/name") is None
     folder = hub.download("mine", hub.HubDownload("org/name"), None, "or not")
     assert folder.name == COMMIT
@@ -102,10 +105,10 @@ def test_model_that_the_hub_does_not_know_is_an_environment_fault(endpoint):
     assert "https://huggingface.co/org/other" in caught.value.hint
 
 
-def test_gated_model_says_where_to_accept_the_licence_and_to_log_in(endpoint):
-    wanted = hub.HubDownload("org/gated", size="about 16.1 GB to download")
+def test_a_gated_model_names_its_licence_page_and_the_login_command(endpoint):
+    download = hub.HubDownload("org/gated", size="about 16.1 GB to download")
     with pytest.raises(EnvironmentFault) as caught:
-        hub.download("mine", wanted, None, "or not")
+        hub.download("mine", download, None, "or not")
     assert caught.value.message == (
         "mine: org/gated is not on this machine (about 16.1 GB to download), and the hub gives it"
         " only to those who have accepted its licence"
@@ -116,12 +119,12 @@ def test_gated_model_says_where_to_accept_the_licence_and_to_log_in(endpoint):
     )
 
 
-def test_offline_a_gated_model_says_so_and_names_its_draft_as_well(endpoint, monkeypatch):
+def test_offline_a_gated_model_names_its_licence_and_draft(endpoint, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    wanted = hub.HubDownload("org/gated", "refs/pr/1", "about 16.1 GB to download", gated=True)
+    download = hub.HubDownload("org/gated", "refs/pr/1", "about 16.1 GB to download", gated=True)
     draft = hub.HubDownload("org/draft", size="about 1 GB to download")
     with pytest.raises(EnvironmentFault, match="HF_HUB_OFFLINE forbids asking the hub") as caught:
-        hub.download("org/gated", wanted, draft, "or not")
+        hub.download("org/gated", download, draft, "or not")
     assert caught.value.message.startswith("org/gated is not on this machine (about 16.1 GB")
     accept, fetch, also, instead = caught.value.hint.split("; ")
     assert accept.startswith("accept the licence at https://huggingface.co/org/gated")
@@ -136,7 +139,7 @@ def test_interrupted_download_does_not_count_as_cached(endpoint):
     assert hub.cached_snapshot("org/name") is None
 
 
-def test_hub_that_never_answers_is_given_up(endpoint, monkeypatch):
+def test_a_silent_hub_times_out(endpoint, monkeypatch):
     monkeypatch.setattr(hub, "TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -146,5 +149,5 @@ def test_hub_that_never_answers_is_given_up(endpoint, monkeypatch):
 
 
 @pytest.mark.parametrize("hub_id", ["org/na--me", "org/" + "x" * 100])
-def test_id_that_cannot_exist_is_not_cached(hub_id):
+def test_an_invalid_hub_id_is_not_cached(hub_id):
     assert hub.cached_snapshot(hub_id) is None

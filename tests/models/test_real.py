@@ -1,4 +1,4 @@
-"""SmolLM2-135M, a real instruct model: numbers and ids are transformers', methods lossless."""
+"""SmolLM2-135M, a real instruct model: logits and ids of transformers, lossless methods."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def checkpoint():
 
 
 @pytest.fixture(scope="module")
-def theirs(checkpoint):
-    """transformers' own reading of the same file."""
+def transformers_model(checkpoint):
+    """Return the model and tokenizer that transformers loads from the same file."""
     file = aliases()["smollm2-135m"].installed_file
     assert file is not None
-    # It opens files that it leaves to the garbage collector.
+    # transformers leaves open files to the garbage collector.
     model = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True
     )
@@ -48,42 +48,44 @@ def theirs(checkpoint):
 
 
 @pytest.fixture(scope="module")
-def ours(checkpoint):
+def decoder(checkpoint):
     return load_decoder(checkpoint.path, name="target")
 
 
 @pytest.fixture(scope="module")
 def prompts(checkpoint):
-    """A question of each of mini's families, as the bench renders it."""
+    """Return one rendered question per family of `mini`."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.path)
     first = {question.family: question for question in reversed(load_task("mini").questions)}
     return [render_prompt(tokenizer, [("user", q.turns[0])], raw=False) for q in first.values()]
 
 
-def test_logits_are_those_of_transformers_own_reading(ours, theirs, prompts):
+def test_logits_equal_those_of_transformers(decoder, transformers_model, prompts):
     for prompt in prompts[:3]:
         ids = torch.tensor([prompt])
         with torch.inference_mode():
-            expected = theirs[0](ids).logits
-        logits = ours.forward(Tokens(ids), ours.new_state(len(prompt)), logits_at="all").logits
+            expected = transformers_model[0](ids).logits
+        logits = decoder.forward(
+            Tokens(ids), decoder.new_state(len(prompt)), logits_at="all"
+        ).logits
         scale = max(1.0, expected.abs().max().item())
         assert (logits - expected).abs().max() <= 1e-4 * scale
 
 
-def test_texts_are_encoded_and_decoded_as_by_transformers(checkpoint, theirs):
+def test_texts_are_encoded_and_decoded_as_by_transformers(checkpoint, transformers_model):
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.path)
     texts = ("In 2024, 17 x 3 = 51.", "  def f(x):\n\treturn x**2  # é, \u4e2d\u6587 \U0001f600\n")
     for text in texts:
-        assert tokenizer.encode(text) == theirs[1].encode(text)
+        assert tokenizer.encode(text) == transformers_model[1].encode(text)
         assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.chat_template == theirs[1].chat_template
+    assert tokenizer.chat_template == transformers_model[1].chat_template
     assert tokenizer.eos_token == "<|im_end|>"
 
 
-def test_greedy_ids_are_those_of_transformers_generate(ours, theirs, prompts):
-    model = theirs[0]
+def test_greedy_ids_equal_those_of_transformers_generate(decoder, transformers_model, prompts):
+    model = transformers_model[0]
     for prompt in prompts:
-        state = ours.new_state(len(prompt) + NEW)
+        state = decoder.new_state(len(prompt) + NEW)
         out = model.generate(
             torch.tensor([prompt]),
             max_new_tokens=NEW,
@@ -95,7 +97,7 @@ def test_greedy_ids_are_those_of_transformers_generate(ours, theirs, prompts):
         )
         fed = prompt
         for chosen, row in zip(out.sequences[0, len(prompt) :], out.logits, strict=True):
-            logits = ours.forward(Tokens(torch.tensor([fed])), state).logits
+            logits = decoder.forward(Tokens(torch.tensor([fed])), state).logits
             token = int(logits.argmax())
             if token != chosen:
                 assert row[0, chosen] - row[0, token] < NEAR, "another token, and no near-tie"
@@ -104,29 +106,25 @@ def test_greedy_ids_are_those_of_transformers_generate(ours, theirs, prompts):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_block_of_any_height_has_the_logits_of_its_rows_one_by_one(dtype, checkpoint, ours):
-    decoder = (
-        ours
-        if dtype == torch.float32
-        else load_decoder(checkpoint.path, name="target", dtype=dtype)
-    )
+def test_a_forward_over_several_tokens_has_the_logits_of_single_tokens(dtype, checkpoint, decoder):
+    if dtype != torch.float32:
+        decoder = load_decoder(checkpoint.path, name="target", dtype=dtype)
     ids = torch.arange(500, 564)[None]
     state = decoder.new_state(64)
     rows = [decoder.forward(Tokens(one), state).logits[0] for one in ids.split(1, 1)]
-    alone = torch.cat(rows).float()
-    allowed = (1e-4 if dtype == torch.float32 else 0.06) * alone.abs().max()
+    single = torch.cat(rows).float()
+    allowed = (1e-4 if dtype == torch.float32 else 0.06) * single.abs().max()
     for height in (2, 3, 6, 16, 17, 32, 64):
         state.clear()
         parts = [
             decoder.forward(Tokens(part), state, logits_at="all").logits[0]
             for part in ids.split(height, 1)
         ]
-        assert (torch.cat(parts).float() - alone).abs().max() <= allowed, height
+        assert (torch.cat(parts).float() - single).abs().max() <= allowed, height
 
 
-def ran(tmp_path, monkeypatch, capsys, *words):
-    """The records of a run of a few tokens, on Spec-Bench's own questions where they are at
-    hand."""
+def run_methods(tmp_path, monkeypatch, capsys, *words):
+    """Return the records of a short run, with Spec-Bench's questions if they are available."""
     monkeypatch.chdir(tmp_path)
     task = "spec_bench" if os.environ.get("SPECBENCH_DATA") else "mini"
     size = ["--task", task, "--category", "qa", "--max-new-tokens", "16"]
@@ -139,18 +137,18 @@ def ran(tmp_path, monkeypatch, capsys, *words):
     return records
 
 
-def test_the_laptop_profiles_methods_are_lossless_on_it(tmp_path, monkeypatch, capsys):
-    records = ran(tmp_path, monkeypatch, capsys, "--profile", "laptop", "--limit", "1")
+def test_the_methods_of_profile_laptop_are_lossless(tmp_path, monkeypatch, capsys):
+    records = run_methods(tmp_path, monkeypatch, capsys, "--profile", "laptop", "--limit", "1")
     labels = {"vanilla", "eagle3", "suffix", "sam", "pld", "hf:vanilla"}
     assert {record["label"] for record in records} == labels
 
 
-def test_its_own_draft_and_heads_draft_what_stands_and_change_nothing(
+def test_its_draft_and_heads_get_tokens_accepted_and_change_no_output(
     tmp_path, monkeypatch, capsys
 ):
     drafting = ("sps", "specdec++", "eagle2", "mtp")
     words = ("--target", "smollm2-135m", "-m", ",".join(drafting), "--limit", "1")
-    records = ran(tmp_path, monkeypatch, capsys, *words)
+    records = run_methods(tmp_path, monkeypatch, capsys, *words)
     assert {record["label"] for record in records} == {"vanilla", *drafting}
     for label in drafting:
         own = [record["steps"] for record in records if record["label"] == label]

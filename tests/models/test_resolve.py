@@ -1,4 +1,4 @@
-"""Names, folders and the hub's cache to checkpoints; nothing here leaves this machine."""
+"""Model names, folders and the hub's cache resolve to checkpoints, without a network."""
 
 import json
 import shutil
@@ -21,8 +21,8 @@ from specbench_cli.models.aliases import HERE, Alias, aliases
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def checkpoint(folder: Path, without: str = "") -> Path:
-    """A folder that looks like a checkpoint."""
+def make_checkpoint(folder: Path, without: str = "") -> Path:
+    """Create a folder with the files of a checkpoint."""
     folder.mkdir(parents=True)
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         if name != without:
@@ -30,24 +30,24 @@ def checkpoint(folder: Path, without: str = "") -> Path:
     return folder
 
 
-def cached(cache: Path, hub_id: str, without: str = "") -> Path:
-    """Put a checkpoint where the hub's cache keeps that id."""
+def put_in_cache(cache: Path, hub_id: str, without: str = "") -> Path:
+    """Put a checkpoint into the hub's cache under an id."""
     repo = cache / f"models--{hub_id.replace('/', '--')}"
     (repo / "refs").mkdir(parents=True)
     (repo / "refs" / "main").write_text(COMMIT)
-    return checkpoint(repo / "snapshots" / COMMIT, without)
+    return make_checkpoint(repo / "snapshots" / COMMIT, without)
 
 
 @pytest.fixture
 def hub_cache(tmp_path, monkeypatch):
-    """An empty hub cache and no network, as HF_HUB_CACHE and HF_HUB_OFFLINE=1 set them."""
+    """Set an empty hub cache and no network, as HF_HUB_CACHE and HF_HUB_OFFLINE=1 do."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     return tmp_path / "hub"
 
 
 def test_hub_id_in_the_cache_resolves_offline_in_a_fresh_process(tmp_path):
-    folder = cached(tmp_path / "hub", "org/name")
+    folder = put_in_cache(tmp_path / "hub", "org/name")
     program = (
         "import json, sys; from specbench_cli.models import resolve; c = resolve('org/name');"
         "print(json.dumps([str(c.path), c.hub_id, c.revision, c.label, 'torch' in sys.modules]))"
@@ -62,8 +62,8 @@ def test_hub_id_in_the_cache_resolves_offline_in_a_fresh_process(tmp_path):
     assert json.loads(done.stdout) == [str(folder), "org/name", COMMIT, "org/name", False]
 
 
-def test_alias_of_a_hub_id_knows_its_draft_and_commit(hub_cache):
-    folder = cached(hub_cache, "huggyllama/llama-7b")
+def test_an_alias_has_a_draft_and_a_commit(hub_cache):
+    folder = put_in_cache(hub_cache, "huggyllama/llama-7b")
     by_alias, by_id = resolve("llama-7b"), resolve("huggyllama/llama-7b")
     assert by_alias.path == by_id.path == folder
     assert by_alias.draft == by_id.draft == "llama-68m"
@@ -74,7 +74,7 @@ def test_alias_of_a_hub_id_knows_its_draft_and_commit(hub_cache):
 
 
 @pytest.mark.parametrize("name", ["llama-7b", "huggyllama/llama-7b"])
-def test_model_that_is_not_here_offline_says_what_to_download_and_what_to_run(hub_cache, name):
+def test_offline_a_missing_model_names_its_download_and_run_commands(hub_cache, name):
     with pytest.raises(EnvironmentFault) as caught:
         resolve(name)
     fault = caught.value
@@ -91,22 +91,22 @@ def test_unknown_hub_id_offline_has_no_known_size(hub_cache):
     assert "hf download org/absent" in caught.value.hint
 
 
-def test_cached_model_with_pickled_weights_only_is_refused_with_the_conversion(hub_cache):
-    cached(hub_cache, "org/pickled", without="model.safetensors")
+def test_pickled_weights_are_refused_with_the_conversion_command(hub_cache):
+    put_in_cache(hub_cache, "org/pickled", without="model.safetensors")
     with pytest.raises(EnvironmentFault, match=r"no \*\.safetensors") as caught:
         resolve("org/pickled")
     assert "save_pretrained('pickled-safetensors')" in caught.value.hint
 
 
 def test_local_folder_is_labelled_by_its_own_name(tmp_path):
-    folder = checkpoint(tmp_path / "private" / "tiny")
+    folder = make_checkpoint(tmp_path / "private" / "tiny")
     found = resolve(str(folder))
     assert (found.path, found.label, found.hub_id, found.draft) == (folder, "tiny", None, None)
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_local_folder_that_is_no_checkpoint_is_refused(tmp_path, missing):
-    folder = checkpoint(tmp_path / "tiny", without=missing)
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path, missing):
+    folder = make_checkpoint(tmp_path / "tiny", without=missing)
     with pytest.raises(UsageError, match="no .*" + missing.split(".")[0].replace("model", "safe")):
         resolve(str(folder))
 
@@ -125,7 +125,7 @@ def test_unknown_short_name_suggests_the_nearest():
     assert "specbench list models" in it.value.hint
 
 
-def test_aliases_say_where_each_model_is():
+def test_every_alias_has_a_location():
     assert model_names()[0] == "embedded"
     for name in model_names():
         facts = describe(name)
@@ -151,7 +151,7 @@ def test_aliases_say_where_each_model_is():
         ("gpt2-large", "openai-community/gpt2-large", "gpt2"),
     ],
 )
-def test_pairs_that_papers_use_are_known(name, hub, draft):
+def test_pairs_of_papers_are_aliases(name, hub, draft):
     alias = aliases()[name]
     assert alias.hub == hub
     if draft is not None:
@@ -187,10 +187,10 @@ def test_sizes_are_parameters_times_bytes():
     assert describe("embedded-1m")["memory_gb"]["float32"] == 0.0036
 
 
-def test_revision_of_an_alias_is_looked_for_first_then_the_main_branch(hub_cache):
-    main = cached(hub_cache, "lmsys/vicuna-7b-v1.3")
+def test_the_revision_of_an_alias_precedes_the_main_branch(hub_cache):
+    main = put_in_cache(hub_cache, "lmsys/vicuna-7b-v1.3")
     assert resolve("vicuna-7b").path == main
-    pinned = checkpoint(main.parent / ("f" * 40))
+    pinned = make_checkpoint(main.parent / ("f" * 40))
     ref = main.parents[1] / "refs" / "refs" / "pr" / "4"
     ref.parent.mkdir(parents=True)
     ref.write_text("f" * 40)
@@ -199,25 +199,25 @@ def test_revision_of_an_alias_is_looked_for_first_then_the_main_branch(hub_cache
     assert resolve("vicuna-7b").revision == "f" * 40
 
 
-def test_main_branch_with_pickles_only_does_not_stand_in_for_a_revision(hub_cache):
-    cached(hub_cache, "lmsys/vicuna-7b-v1.3", without="model.safetensors")
+def test_a_main_branch_with_only_pickles_does_not_replace_a_revision(hub_cache):
+    put_in_cache(hub_cache, "lmsys/vicuna-7b-v1.3", without="model.safetensors")
     with pytest.raises(EnvironmentFault, match="not on this machine") as caught:
         resolve("vicuna-7b")
     assert "--revision refs/pr/4" in caught.value.hint
 
 
-def test_target_that_is_not_here_names_its_draft_only_if_that_is_not_here_either(hub_cache):
+def test_a_missing_target_names_its_draft_only_if_that_is_missing_too(hub_cache):
     with pytest.raises(EnvironmentFault) as caught:
         resolve("qwen3-8b")
     assert "hf download Qwen/Qwen3-0.6B" in caught.value.hint
-    cached(hub_cache, "Qwen/Qwen3-0.6B")
+    put_in_cache(hub_cache, "Qwen/Qwen3-0.6B")
     with pytest.raises(EnvironmentFault) as caught:
         resolve("qwen3-8b")
     assert "Qwen3-0.6B" not in caught.value.hint
 
 
-def test_template_of_an_alias_is_fastchats(hub_cache):
-    cached(hub_cache, "lmsys/vicuna-7b-v1.3")
+def test_the_chat_template_of_an_alias_equals_fastchat_s(hub_cache):
+    put_in_cache(hub_cache, "lmsys/vicuna-7b-v1.3")
     template = resolve("vicuna-7b").template
     assert template is not None
     from jinja2 import Template
@@ -235,12 +235,12 @@ def test_template_of_an_alias_is_fastchats(hub_cache):
     assert talk == "USER: Hi. ASSISTANT: Hello!</s>USER: Why? ASSISTANT:"
 
 
-def test_alias_with_two_places_is_refused():
+def test_an_alias_with_two_locations_is_refused():
     with pytest.raises(ValueError, match="exactly one"):
         Alias(hub="org/name", folder="there")
 
 
-def test_embedded_is_the_pair_that_is_shipped():
+def test_embedded_is_the_shipped_pair():
     target, draft = resolve("embedded"), resolve("embedded-1m")
     assert (target.name, target.label, target.draft) == ("embedded", "embedded-7m", "embedded-1m")
     assert target.embedded
@@ -256,19 +256,19 @@ def test_missing_embedded_weights_are_an_environment_fault(tmp_path, monkeypatch
     assert "python -m recipes.embedded pair" in caught.value.hint
 
 
-# ---- drafts that are kept as their own layers ---------------------------------------------------
+# ---- drafts stored as layers only ---------------------------------------------------------------
 
 
 @pytest.fixture
 def split_draft(tmp_path, monkeypatch, tiny_checkpoint):
-    """A draft of a tiny target, whole, and a folder of what it has of its own."""
+    """Return a folder with only the layers of a tiny target's draft, and the whole draft."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     base = tmp_path / "base"
     shutil.copytree(tiny_checkpoint("llama"), base)
     (base / "tokenizer.json").write_text("{}")
     target = LlamaForCausalLM.from_pretrained(base)
     whole = restrict_output(deepcopy(target), torch.tensor([1, 4, 5, 9]))
-    with torch.no_grad():  # another model than its target in all that is its own
+    with torch.no_grad():  # its layers differ from those of the target
         for name, tensor in whole.named_parameters():
             if "layers" in name:
                 tensor.mul_(1.5)
@@ -276,25 +276,25 @@ def split_draft(tmp_path, monkeypatch, tiny_checkpoint):
     own = tmp_path / "own"
     own.mkdir()
     shutil.copy(tmp_path / "whole" / "config.json", own)
-    held = load_file(tmp_path / "whole" / "model.safetensors")
-    kept = {name: x for name, x in held.items() if name not in (EMBEDDINGS, OUTPUT)}
-    save_file(kept, own / LAYERS)
+    tensors = load_file(tmp_path / "whole" / "model.safetensors")
+    layers = {name: x for name, x in tensors.items() if name not in (EMBEDDINGS, OUTPUT)}
+    save_file(layers, own / LAYERS)
     (own / RECORD).write_text(json.dumps({"target": str(base)}))
     return own, tmp_path / "whole"
 
 
-def test_a_draft_of_layers_alone_is_made_whole_by_its_targets_embeddings_and_output(split_draft):
+def test_a_draft_of_layers_is_completed_with_the_target_s_embeddings_and_output(split_draft):
     own, whole = split_draft
     found = resolve(str(own))
     assert (found.label, found.draft) == ("own", None)
-    held, expected = (load_file(each / "model.safetensors") for each in (found.path, whole))
-    assert held.keys() == expected.keys()
-    assert all(torch.equal(held[name], expected[name]) for name in expected)
+    completed, expected = (load_file(each / "model.safetensors") for each in (found.path, whole))
+    assert completed.keys() == expected.keys()
+    assert all(torch.equal(completed[name], expected[name]) for name in expected)
     assert load_decoder(found.path, name="draft").vocab_size == len(expected[EMBEDDINGS])
-    assert resolve(str(own)).path == found.path  # made once
+    assert resolve(str(own)).path == found.path  # the whole model is written once
 
 
-def test_layers_of_another_width_than_the_target_has_are_refused(split_draft):
+def test_layers_with_another_width_than_the_target_are_refused(split_draft):
     own, _ = split_draft
     config = json.loads((own / "config.json").read_text())
     (own / "config.json").write_text(json.dumps(config | {"vocab_size": 7}))
@@ -305,7 +305,7 @@ def test_layers_of_another_width_than_the_target_has_are_refused(split_draft):
 
 
 @pytest.mark.parametrize("record", ["", "[]", "{}", '{"target": 3}'])
-def test_layers_whose_record_names_no_target_are_one_clear_error(split_draft, record):
+def test_a_layer_draft_without_a_target_in_its_record_is_one_error(split_draft, record):
     own, _ = split_draft
     (own / RECORD).write_text(record)
     with pytest.raises(UsageError, match=r"own has the layers of a draft .*, but no"):
@@ -315,11 +315,11 @@ def test_layers_whose_record_names_no_target_are_one_clear_error(split_draft, re
         resolve(str(own))
 
 
-def test_layers_that_are_damaged_or_whose_output_is_whole_are_one_clear_error(split_draft):
+def test_a_damaged_layer_draft_is_one_error(split_draft):
     own, _ = split_draft
-    held = load_file(own / LAYERS)
-    del held["d2t"]
-    save_file(held, own / LAYERS)
+    completed = load_file(own / LAYERS)
+    del completed["d2t"]
+    save_file(completed, own / LAYERS)
     with pytest.raises(UsageError, match="not of a draft with a cut output"):
         resolve(str(own))
     (own / LAYERS).write_bytes(b"nothing")
@@ -327,7 +327,7 @@ def test_layers_that_are_damaged_or_whose_output_is_whole_are_one_clear_error(sp
         resolve(str(own))
 
 
-def test_a_draft_whose_target_is_not_here_names_what_brings_it(hub_cache, monkeypatch):
+def test_a_layer_draft_with_a_missing_target_names_its_download(hub_cache, monkeypatch):
     monkeypatch.setattr("specbench_cli.models.aliases.find_spec", lambda name: None)
     with pytest.raises(EnvironmentFault) as caught:
         resolve("smollm2-135m-draft")

@@ -1,4 +1,4 @@
-"""Shapes: models without weights, drawn when they are needed."""
+"""Shapes: models without files, whose weights are drawn at random."""
 
 import json
 
@@ -25,13 +25,13 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tiny-1m", "tiny-4m", "tiny-moe"])
-def test_a_shape_has_the_parameters_that_its_arithmetic_says(name):
+def test_a_shape_has_the_computed_parameter_count(name):
     facts = read_checkpoint_facts(create_shape_folder(name))
     assert facts.parameters == get_shape(name).parameters
     assert (facts.vocab_size, facts.eos, facts.dtype) == (8192, frozenset(), "drawn")
 
 
-def test_every_shapes_config_is_one_that_transformers_reads():
+def test_transformers_loads_the_config_of_every_shape():
     from transformers import AutoConfig
 
     for name in load_shapes():
@@ -43,7 +43,7 @@ def test_every_shapes_config_is_one_that_transformers_reads():
 @pytest.mark.parametrize(
     ("name", "kind"), [("tiny-1m", FusedDecoder), ("tiny-moe", TransformersDecoder)]
 )
-def test_drawn_weights_are_the_same_every_time_and_transformers_computes_with_them(name, kind):
+def test_random_weights_are_reproducible_and_have_the_logits_of_transformers(name, kind):
     folder = create_shape_folder(name)
     ids = torch.arange(7)[None] + 100
     decoders = [load_decoder(folder, name="target") for _ in range(2)]
@@ -57,17 +57,17 @@ def test_drawn_weights_are_the_same_every_time_and_transformers_computes_with_th
     assert sha256_of(decoders[0]) == read_checkpoint_facts(folder).sha256
 
 
-def test_half_precision_is_drawn_too():
+def test_random_weights_can_have_half_precision():
     decoder = load_decoder(create_shape_folder("tiny-4m"), name="target", dtype=torch.bfloat16)
     out = decoder.forward(Tokens(torch.tensor([[1, 2, 3]])), decoder.new_state(8))
     assert out.logits.dtype == torch.bfloat16
     assert out.logits.isfinite().all()
     tiny = get_shape("tiny-4m")
-    norms = (2 * tiny.layers + 1) * tiny.hidden  # which a CPU multiplies in float32
+    norms = (2 * tiny.layers + 1) * tiny.hidden  # a CPU computes norms in float32
     assert decoder.weight_bytes == 2 * (tiny.parameters + norms)
 
 
-def test_a_checkpoint_that_lacks_its_weights_is_no_shape(tmp_path):
+def test_a_checkpoint_without_weights_is_not_a_shape(tmp_path):
     folder = create_shape_folder("tiny-1m")
     assert isinstance(open_weights(folder), RandomWeights)
     config = json.loads((folder / "config.json").read_text())
@@ -88,7 +88,7 @@ def test_a_shape_is_resolved_by_its_name_and_others_are_named():
     assert "llama-3-8b" in fault.value.hint
 
 
-def test_a_shape_that_cannot_be_is_refused():
+def test_an_impossible_shape_is_refused():
     sizes = {"layers": 1, "hidden": 8, "mlp": 8, "vocab": 9, "positions": 8, "source": "made"}
     with pytest.raises(ValueError, match="heads must be a multiple"):
         ModelShape(heads=3, kv_heads=2, **sizes)

@@ -8,7 +8,7 @@ from specbench_cli.plan.method_run import MethodRun
 
 
 @pytest.mark.parametrize(
-    ("hook", "returned", "says"),
+    ("hook", "returned", "message"),
     [
         ("models", "embedded-1m", "models must return a tuple of names of models, got str"),
         ("models", (3,), "models must return a tuple of names of models, got tuple"),
@@ -20,26 +20,26 @@ from specbench_cli.plan.method_run import MethodRun
         ),
     ],
 )
-def test_a_hook_of_a_wrong_type_is_named(hook, returned, says):
+def test_a_hook_that_returns_a_wrong_type_is_rejected(hook, returned, message):
     wrong = type("Wrong", (registry.load("pld"),), {"name": "mine", hook: lambda self: returned})
-    with pytest.raises(UsageError, match=f"^mine: {says}"):
+    with pytest.raises(UsageError, match=f"^mine: {message}"):
         MethodRun.from_method("mine", "mine", wrong(), {}).check_hooks()
 
 
 @pytest.mark.parametrize(
-    ("attribute", "value", "says"),
+    ("attribute", "value", "message"),
     [
         ("accept", "typical", "accept must return an AcceptRule or None, got str 'typical'"),
         ("requirements", "draft", "requirements must return a set of words, got str 'draft'"),
         ("scope", "forever", "scope must return prompt, run or corpus, got str 'forever'"),
     ],
 )
-def test_a_property_of_a_wrong_type_is_named(attribute, value, says):
+def test_a_property_of_a_wrong_type_is_rejected(attribute, value, message):
     wrong = type("Wrong", (registry.load("pld"),), {"name": "mine", attribute: value})
-    with pytest.raises(UsageError, match=f"^mine: {says}"):
+    with pytest.raises(UsageError, match=f"^mine: {message}"):
         MethodRun.from_method("mine", "mine", wrong(), {}).check_hooks()
 
 
-def test_every_method_of_ours_returns_what_it_must():
+def test_hooks_of_built_in_methods_return_the_right_types():
     for name in registry.built_in_methods():
         MethodRun(name, name, {}).check_hooks()

@@ -1,4 +1,4 @@
-"""What a manifest says of rows before anything is measured."""
+"""Tests of the entries of methods in a manifest, which are written before measuring."""
 
 import pytest
 
@@ -22,9 +22,7 @@ from specbench_cli.store.run_dir import RunDir
         ("specdec++", {}, True, ["draft", "acceptance"]),
     ],
 )
-def test_row_says_what_it_drafts_with_and_whether_timing_has_a_part(
-    method, params, timing_free, uses
-):
+def test_method_entry_has_models_and_timing_dependence(method, params, timing_free, uses):
     config = RunConfig.model_validate({"methods": [{"name": method, "params": params}]})
     (row,) = (row for row in method_entries(make_plan(config)) if row["label"] == method)
     assert (row["timing_free"], row["uses"]) == (timing_free, uses)
@@ -40,13 +38,13 @@ def test_row_says_what_it_drafts_with_and_whether_timing_has_a_part(
         ("token-recycling", {}, "run"),
     ],
 )
-def test_row_says_how_long_it_remembers(method, params, scope):
+def test_method_entry_has_its_state_scope(method, params, scope):
     config = RunConfig.model_validate({"methods": [{"name": method, "params": params}]})
     (row,) = (row for row in method_entries(make_plan(config)) if row["label"].startswith(method))
     assert row["state_scope"] == scope
 
 
-def test_run_whose_files_a_plug_in_wrote_to_is_not_resumed(tmp_path):
+def test_run_spoiled_by_a_plugin_is_not_resumed(tmp_path):
     RunDir.create(tmp_path / "run", {"spoiled": "bad"}).close("interrupted")
     with pytest.raises(UsageError, match="bad changed its files"):
         resume_run(tmp_path / "run", view=None, force=True)

@@ -1,4 +1,4 @@
-"""The order in which rows visit prompts."""
+"""Tests of the order in which methods decode each prompt."""
 
 from collections import Counter
 from itertools import pairwise
@@ -10,7 +10,7 @@ from specbench_cli.plan.order import balanced_orders
 
 
 @given(st.integers(1, 9), st.integers(0, 2**32))
-def test_over_a_cycle_every_label_has_every_place_and_every_predecessor_equally_often(n, seed):
+def test_positions_and_predecessors_are_balanced_over_a_cycle(n, seed):
     labels = [f"m{i}" for i in range(n)]
     orders = balanced_orders(labels, 2 * n if n % 2 else n, seed)
     places = Counter((label, place) for order in orders for place, label in enumerate(order))
@@ -20,7 +20,7 @@ def test_over_a_cycle_every_label_has_every_place_and_every_predecessor_equally_
 
 
 @given(st.integers(1, 6), st.integers(0, 40), st.integers(0, 9))
-def test_every_prompt_gets_every_label_once_and_the_seed_decides(n, prompts, seed):
+def test_every_prompt_has_every_method_once_in_a_seeded_order(n, prompts, seed):
     labels = [f"m{i}" for i in range(n)]
     orders = balanced_orders(labels, prompts, seed)
     assert len(orders) == prompts

@@ -1,4 +1,4 @@
-"""A plan is data: what is known of built-in methods needs no method object, and no torch."""
+"""Tests that making a plan does not import torch."""
 
 import pkgutil
 import subprocess
@@ -28,7 +28,7 @@ def test_planning_the_default_run_does_not_import_torch(tmp_path):
     assert imported == ""
 
 
-def test_no_module_of_the_room_imports_torch():
+def test_no_module_of_the_package_imports_torch():
     names = [f"specbench_cli.plan.{module.name}" for module in pkgutil.iter_modules(plan.__path__)]
     program = f"import sys, {', '.join(names)}; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"

@@ -1,4 +1,4 @@
-"""Before a run: what it could tell apart, by what is known of the spread between questions."""
+"""Tests of the smallest difference that a planned run can detect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def _plan(questions: int = 24, methods: int = 3):
     )
 
 
-def _earlier(folder, name: str, rows: str, target: str = "embedded-7m", status: str = "finished"):
+def _write_earlier_run(
+    folder, name: str, rows: str, target: str = "embedded-7m", status: str = "finished"
+):
     run = folder / name
     run.mkdir()
     manifest = {"status": status, "models": {"target": {"label": target}}}
@@ -40,23 +42,25 @@ def _earlier(folder, name: str, rows: str, target: str = "embedded-7m", status: 
     (run / "summary.csv").write_text(f"{COLUMNS}\n{rows}")
 
 
-def test_without_an_earlier_run_a_spread_is_assumed_and_says_so(tmp_path):
+def test_spread_is_assumed_without_an_earlier_run(tmp_path):
     found = estimate_power(_plan(), tmp_path)
     assert (found["spread"], found["spread_from"]) == (SPREAD, "assumed")
     assert found["ratio"] == pytest.approx(estimate_detectable_ratio(24, 3, families=6), abs=1e-3)
 
 
-def test_spread_is_that_of_the_newest_finished_run_of_the_target(tmp_path):
-    _earlier(tmp_path, "2026a", "all,sps,1.0,4.0,16\n")
-    _earlier(tmp_path, "2026b", "all,vanilla,,,16\nall,sps,1.0,1.48,16\nqa,sps,1.0,9.0,4\n")
-    _earlier(tmp_path, "2026c", "all,sps,1.0,2.0,16\n", target="another")
-    _earlier(tmp_path, "2026d", "all,sps,1.0,2.0,16\n", status="interrupted")
-    _earlier(tmp_path, "2026e", "all,sps,none,2.0,16\n")
+def test_spread_comes_from_the_newest_finished_run_of_the_target(tmp_path):
+    _write_earlier_run(tmp_path, "2026a", "all,sps,1.0,4.0,16\n")
+    _write_earlier_run(
+        tmp_path, "2026b", "all,vanilla,,,16\nall,sps,1.0,1.48,16\nqa,sps,1.0,9.0,4\n"
+    )
+    _write_earlier_run(tmp_path, "2026c", "all,sps,1.0,2.0,16\n", target="another")
+    _write_earlier_run(tmp_path, "2026d", "all,sps,1.0,2.0,16\n", status="interrupted")
+    _write_earlier_run(tmp_path, "2026e", "all,sps,none,2.0,16\n")
     found = estimate_power(_plan(), tmp_path)
     assert (found["spread"], found["spread_from"]) == (0.4, "2026b")
     assert found["ratio"] > estimate_power(_plan(), tmp_path / "empty")["ratio"]
 
 
 @pytest.mark.parametrize(("questions", "methods"), [(1, 3), (24, 1)])
-def test_where_nothing_can_be_compared_nothing_is_detected(tmp_path, questions, methods):
+def test_one_question_or_method_has_no_detectable_ratio(tmp_path, questions, methods):
     assert estimate_power(_plan(questions, methods), tmp_path)["ratio"] is None

@@ -1,4 +1,4 @@
-"""Tuned runs: which questions parameters are chosen on, how, and that nothing measured is lost."""
+"""Tests of tuning: the split of questions, the choice of parameters, and tuned runs."""
 
 from types import SimpleNamespace
 
@@ -29,10 +29,10 @@ def test_questions_are_split_by_cluster_in_every_family():
     families = {q.family for q in QUESTIONS}
     assert {q.family for q in development} == {q.family for q in held_out} == families
     for family in families:
-        own, other = (
+        development_clusters, held_out_clusters = (
             len({q.cluster for q in part if q.family == family}) for part in (development, held_out)
         )
-        assert own == max(1, round((own + other) / 3))
+        assert development_clusters == max(1, round((development_clusters + held_out_clusters) / 3))
 
 
 def test_split_depends_on_the_seed_alone():
@@ -41,7 +41,7 @@ def test_split_depends_on_the_seed_alone():
     assert tune.split(QUESTIONS, 0) != tune.split(QUESTIONS, 1)
 
 
-def test_lone_question_of_a_family_is_held_out_and_too_few_are_refused():
+def test_single_question_of_a_family_is_held_out_and_too_few_are_rejected():
     family = QUESTIONS[0].family
     some = [q for q in QUESTIONS if q.family == family]
     lone = next(q for q in QUESTIONS if q.family != family)
@@ -54,8 +54,8 @@ def test_lone_question_of_a_family_is_held_out_and_too_few_are_refused():
 # Choosing
 
 
-def cell(label, prompt, ms=10.0, tokens=11, *, void=False, error=None, verdict="identical"):
-    """What choosing reads of a record: `tokens` tokens, drafted in steps of two."""
+def make_record(label, prompt, ms=10.0, tokens=11, *, void=False, error=None, verdict="identical"):
+    """Return the fields of a record that `choose` needs."""
     kinds = [
         ForwardKind("target", "verify", 0, 1, (0, 8)),
         ForwardKind("draft", "draft", 0, 1, (0, 2)),
@@ -76,70 +76,82 @@ def cell(label, prompt, ms=10.0, tokens=11, *, void=False, error=None, verdict="
     )
 
 
-def choose(*cells, by="time"):
-    labels = list(dict.fromkeys(c.label for c in cells))
+def choose(*records, by="time"):
+    labels = list(dict.fromkeys(c.label for c in records))
     tuning = tune.Tuning({"sps": tuple(SimpleNamespace(label=each) for each in labels)}, ())
-    return tune.choose(tuning, cells, by, {"target": 800, "draft": 100})["sps"]
+    return tune.choose(tuning, records, by, {"target": 800, "draft": 100})["sps"]
 
 
-def test_least_decode_time_a_token_is_chosen():
-    found = choose(cell("a", "1", 10), cell("b", "1", 8), cell("a", "2", 10), cell("b", "2", 9))
+def test_lowest_decode_time_per_token_is_chosen():
+    found = choose(
+        make_record("a", "1", 10),
+        make_record("b", "1", 8),
+        make_record("a", "2", 10),
+        make_record("b", "2", 9),
+    )
     assert found.costs == {"a": pytest.approx(1.0), "b": pytest.approx(0.85)}
     assert (found.best, found.n) == ("b", 2)
 
 
-def test_what_learning_delays_a_candidate_by_counts_against_it():
-    measure_step_costs, slow = cell("a", "1", 8), cell("b", "1", 10)
-    measure_step_costs.ns.learn = 5_000_000
-    assert choose(measure_step_costs, slow).costs == {
+def test_learning_time_is_part_of_the_cost():
+    learning, slow = make_record("a", "1", 8), make_record("b", "1", 10)
+    learning.ns.learn = 5_000_000
+    assert choose(learning, slow).costs == {
         "a": pytest.approx(1.3),
         "b": pytest.approx(1.0),
     }
 
 
-def test_candidates_are_compared_on_the_prompts_that_all_were_timed_on():
+def test_candidates_are_compared_on_prompts_that_all_have_times_for():
     found = choose(
-        cell("a", "1", 10), cell("b", "1", 11), cell("a", "2", 90), cell("b", "2", void=True)
+        make_record("a", "1", 10),
+        make_record("b", "1", 11),
+        make_record("a", "2", 90),
+        make_record("b", "2", void=True),
     )
     assert (found.best, found.n) == ("a", 1)
     assert found.costs["a"] == pytest.approx(1.0)
 
 
-def test_wrong_and_failed_candidates_are_out():
+def test_wrong_and_failed_candidates_are_not_chosen():
     found = choose(
-        cell("a", "1", 10), cell("b", "1", 1, verdict="mismatch"), cell("c", "1", 1, error="no")
+        make_record("a", "1", 10),
+        make_record("b", "1", 1, verdict="mismatch"),
+        make_record("c", "1", 1, error="no"),
     )
     assert found.best == "a"
     assert found.costs == {"a": pytest.approx(1.0), "b": None, "c": None}
 
 
-def test_first_of_equals_is_chosen():
-    assert choose(cell("a", "1"), cell("b", "1")).best == "a"
+def test_first_of_equal_candidates_is_chosen():
+    assert choose(make_record("a", "1"), make_record("b", "1")).best == "a"
 
 
-def test_noise_that_leaves_nothing_to_compare_is_told():
+def test_tuning_without_a_comparable_time_is_an_error():
     with pytest.raises(EnvironmentFault, match="sps cannot be tuned") as caught:
-        choose(cell("a", "1", void=True), cell("b", "1"))
+        choose(make_record("a", "1", void=True), make_record("b", "1"))
     assert "--tune-by forwards" in caught.value.hint
 
 
-def test_forwards_count_by_the_weights_that_they_read():
-    cost, tokens = tune.forwards_cost(cell("a", "1"), {"target": 800, "draft": 100})
+def test_forwards_are_weighted_by_the_bytes_of_their_weights():
+    cost, tokens = tune.forwards_cost(make_record("a", "1"), {"target": 800, "draft": 100})
     assert tokens == 11
     assert cost == pytest.approx(2 + 2 / 8 + 1 / 2)
 
 
-def test_parts_count_by_their_share_where_the_record_says_it():
-    own = cell("a", "1")
-    own.forwards.kinds[2] = ForwardKind("target", "draft", 0, 1, (0, 4), 0.6)
-    cost, _ = tune.forwards_cost(own, {"target": 800, "draft": 100})
+def test_partial_forwards_are_weighted_by_their_share():
+    record = make_record("a", "1")
+    record.forwards.kinds[2] = ForwardKind("target", "draft", 0, 1, (0, 4), 0.6)
+    cost, _ = tune.forwards_cost(record, {"target": 800, "draft": 100})
     assert cost == pytest.approx(2 + 2 / 8 + 0.6)
 
 
-def test_peers_forwards_are_those_of_their_steps():
-    peer = cell("a", "1")
-    peer.forwards = None
-    assert tune.forwards_cost(peer, {"target": 800, "draft": 100})[0] == pytest.approx(3 + 4 / 8)
+def test_forwards_without_a_trace_come_from_the_steps():
+    engine_record = make_record("a", "1")
+    engine_record.forwards = None
+    assert tune.forwards_cost(engine_record, {"target": 800, "draft": 100})[0] == pytest.approx(
+        3 + 4 / 8
+    )
 
 
 # Whole runs
@@ -156,8 +168,8 @@ SETTINGS = {
 }
 
 
-def tuned(folder, view, **settings):
-    """Run SETTINGS in a new folder, or go on in one that there is; returns what is in it."""
+def run_tuned(folder, view, **settings):
+    """Run SETTINGS in a new folder, or resume the run in an existing one, and open it."""
     if folder.exists():
         plan, run_dir = execute.resume_run(folder, view)
     else:
@@ -169,9 +181,9 @@ def tuned(folder, view, **settings):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, log):
-    """A tuned run, and what its view saw."""
+    """A tuned run and its view."""
     view = log()
-    return tuned(tmp_path_factory.mktemp("tuned") / "whole", view), view
+    return run_tuned(tmp_path_factory.mktemp("tuned") / "whole", view), view
 
 
 def ids(run_dir):
@@ -179,7 +191,7 @@ def ids(run_dir):
 
 
 @pytest.mark.smoke
-def test_result_is_of_the_questions_that_parameters_were_not_chosen_on(whole):
+def test_result_uses_only_held_out_questions(whole):
     run_dir, view = whole
     tuning = run_dir.manifest["tuning"]
     trial = RunDir.open(run_dir.path / "tuning")
@@ -193,7 +205,7 @@ def test_result_is_of_the_questions_that_parameters_were_not_chosen_on(whole):
     assert trial.manifest["status"] == run_dir.manifest["status"] == "finished"
 
 
-def test_every_row_says_where_its_parameters_come_from(whole):
+def test_every_method_has_the_source_of_its_parameters(whole):
     run_dir, _ = whole
     sources = {row["label"]: row["source"] for row in run_dir.manifest["rows"]}
     assert sources == {"vanilla": "default", "sps": "tuned(2)", "pld": "tuned(2)"}
@@ -201,42 +213,44 @@ def test_every_row_says_where_its_parameters_come_from(whole):
         (chosen,) = (c["params"] for c in found["candidates"] if c["chosen"])
         for record in (r for r in run_dir.records() if r.label == row):
             assert (record.params.effective, record.params.source) == (chosen, sources[row])
-    said = Facts.from_manifest(run_dir.manifest).tuned.partition("; chosen: ")[2].split("; ")
-    assert [line.split()[0] for line in said] == ["sps", "pld"]
-    assert all(line.endswith(" of 2") for line in said)
+    tuned_methods = (
+        Facts.from_manifest(run_dir.manifest).tuned.partition("; chosen: ")[2].split("; ")
+    )
+    assert [line.split()[0] for line in tuned_methods] == ["sps", "pld"]
+    assert all(line.endswith(" of 2") for line in tuned_methods)
 
 
 @pytest.mark.parametrize("after", [3, 13])
-def test_interrupted_tuning_goes_on_where_it_was(whole, log, tmp_path, after):
+def test_interrupted_tuning_is_resumed(whole, log, tmp_path, after):
     run_dir, view = whole
     folder = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
-        tuned(folder, log(interrupt_after=after))
+        run_tuned(folder, log(interrupt_after=after))
     assert RunDir.open(folder).manifest["status"] == "interrupted"
-    rest = log()
-    found = tuned(folder, rest)
-    assert 0 < len(rest.cells) <= len(view.cells) - after
+    view_of_resumed = log()
+    found = run_tuned(folder, view_of_resumed)
+    assert 0 < len(view_of_resumed.record_keys) <= len(view.record_keys) - after
     assert ids(found) == ids(run_dir)
     assert found.manifest["tuning"] == run_dir.manifest["tuning"]
     assert ids(RunDir.open(folder / "tuning")) == ids(RunDir.open(run_dir.path / "tuning"))
 
 
 @pytest.fixture
-def passes_here(monkeypatch):
-    """Passes are run by this process, which has all modules: processes are test_apart's."""
+def passes_in_process(monkeypatch):
+    """Run the passes in this process, which saves the start of new processes."""
 
-    def finished(command, descriptors):
-        words = [*command[command.index("run") :]]
-        at = words.index("--parent")
-        return app._run([*words[:at], *words[at + 2 :]])
+    def run_in_process(command, descriptors):
+        arguments = [*command[command.index("run") :]]
+        at = arguments.index("--parent")
+        return app._run([*arguments[:at], *arguments[at + 2 :]])
 
-    monkeypatch.setattr(repeat_process, "run_command", finished)
+    monkeypatch.setattr(repeat_process, "run_command", run_in_process)
 
 
-def test_passes_of_a_tuned_run_are_run_with_what_was_chosen(tmp_path, log, passes_here):
+def test_passes_of_a_tuned_run_use_the_chosen_parameters(tmp_path, log, passes_in_process):
     few = {"methods": ["vanilla", "pld"], "category": ["qa"], "limit": 2, "max_new_tokens": 2}
     sweep = {"pld": {"length": [1, 2]}}
-    run_dir = tuned(tmp_path / "here", log(), **few, sweep=sweep, repeats=2)
+    run_dir = run_tuned(tmp_path / "here", log(), **few, sweep=sweep, repeats=2)
     found = run_dir.manifest["tuning"]["rows"]["pld"]
     assert [each["params"]["length"] for each in found["candidates"]] == [1, 2]
     records = [r for r in run_dir.records() if r.label == "pld"]

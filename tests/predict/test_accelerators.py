@@ -1,4 +1,4 @@
-"""A roofline's times against sums worked out by hand, and how they move with their inputs."""
+"""Roofline times against sums by hand, and their change with the inputs."""
 
 from dataclasses import replace
 
@@ -28,7 +28,10 @@ token leaves 16 numbers in the state."""
 
 
 def make(devices=1, shape=SMALL, **changes):
-    """Of round numbers: a number a ns from memory (two bytes each), 1000 operations a ns."""
+    """Return a roofline with round numbers.
+
+    A device reads one 2-byte number per ns and computes 1000 operations per ns.
+    """
     device = Accelerator(
         name="made",
         memory=1e4,
@@ -38,7 +41,7 @@ def make(devices=1, shape=SMALL, **changes):
         source="made",
         read=("here",),
     )
-    made = Roofline(
+    roofline = Roofline(
         hardware="made",
         accelerator=device,
         devices=devices,
@@ -46,57 +49,61 @@ def make(devices=1, shape=SMALL, **changes):
         shapes={"target": shape},
         dtype="bfloat16",
     )
-    return replace(made, **changes)
+    return replace(roofline, **changes)
 
 
-def test_a_forward_bound_by_memory_is_its_bytes_over_the_bandwidth():
+def test_a_memory_bound_forward_takes_its_bytes_over_the_bandwidth():
     weights = 2 * (200 + 8 + 384) + 264
-    # 4 rows before and the new one: 5 of the state's rows are read or written.
+    # 4 KV rows are read and the new one is written: 5 rows of the state.
     assert make().forward_ns("target", 1, 4) == pytest.approx(weights + 5 * 16)
     assert make(overhead=50.0).forward_ns("target", 1, 4) == pytest.approx(weights + 5 * 16 + 50)
 
 
-def test_a_forward_bound_by_arithmetic_is_its_operations_over_the_peak():
+def test_a_compute_bound_forward_takes_its_operations_over_the_peak():
     slow = make().accelerator.model_copy(update={"flops": {"bfloat16": 1e9}})
     found = make(accelerator=slow).forward_ns("target", 3, 4)
     products = 2 * 3 * 2 * (200 + 8 + 384)
-    attended = 4 * (3 * 4 + 6) * 2 * 4 * 2  # each row sees those before, those beside, itself
+    attended = (
+        4 * (3 * 4 + 6) * 2 * 4 * 2
+    )  # each row attends to earlier rows, rows of the batch, itself
     scores = 2 * 3 * 32 * 8
     assert found == pytest.approx(products + attended + scores)
 
 
-def test_a_batch_reads_the_weights_once_and_every_state():
+def test_a_batch_reads_the_weights_once_and_every_kv_state():
     weights = 2 * (200 + 8 + 384) + 264
     assert make(batch=3).forward_ns("target", 1, 4) == pytest.approx(weights + 3 * 5 * 16)
     assert make(context=10).forward_ns("target", 1, 4) == pytest.approx(weights + 11 * 16)
 
 
-def test_devices_share_everything_but_the_sums():
-    alone, two = make().forward_ns("target", 1, 4), make(2).forward_ns("target", 1, 4)
-    # 2 layers with 2 sums each, of 8 numbers in 2 bytes, of which a ring of two sends all once.
-    assert two == pytest.approx(alone / 2 + 4 * 16)
-    # Of two heads' keys and values four devices hold each twice.
+def test_tensor_parallel_devices_share_all_work_except_the_all_reduce():
+    one, two = make().forward_ns("target", 1, 4), make(2).forward_ns("target", 1, 4)
+    # 2 layers with 2 all-reduces each, of 8 numbers of 2 bytes. A ring of two sends them once.
+    assert two == pytest.approx(one / 2 + 4 * 16)
+    # Four devices with two KV heads store each head twice.
     weights, state = (2 * (200 + 8 + 384) + 264) / 4, 5 * 16 / 2
     assert make(4).forward_ns("target", 1, 4) == pytest.approx(weights + state + 4 * 1.5 * 16)
 
 
-def test_of_a_mixture_the_experts_that_rows_go_through_are_read():
+def test_a_mixture_of_experts_reads_only_the_routed_experts():
     def expected(rows):
         touched = 8 * (1 - 0.75**rows)
         return 2 * (200 + 72 + touched * 384) + 264 + (4 + rows) * 16
 
     for rows in (1, 2, 8, 40):
         assert make(shape=MIXED).forward_ns("target", rows, 4) == pytest.approx(expected(rows))
-    assert 8 * (1 - 0.75) == 2  # a row alone: the chosen ones
+    assert 8 * (1 - 0.75) == 2  # one row: only its routed experts
 
 
-def test_distinct_experts_are_what_a_simulation_counts_and_never_more_than_all():
+def test_expected_distinct_experts_match_a_simulation():
     draw = np.random.default_rng(0)
     for experts, chosen, rows in ((8, 2, 5), (128, 8, 16), (4, 4, 3), (60, 6, 1)):
-        drawn = draw.random((2000, rows, experts)).argsort(-1)[..., :chosen].reshape(2000, -1)
-        counted = [len(set(each)) for each in drawn.tolist()]
-        error = 4 * np.std(counted) / len(counted) ** 0.5 + 1e-9
-        assert distinct_experts(experts, chosen, rows) == pytest.approx(np.mean(counted), abs=error)
+        routed = draw.random((2000, rows, experts)).argsort(-1)[..., :chosen].reshape(2000, -1)
+        n_distinct = [len(set(each)) for each in routed.tolist()]
+        error = 4 * np.std(n_distinct) / len(n_distinct) ** 0.5 + 1e-9
+        assert distinct_experts(experts, chosen, rows) == pytest.approx(
+            np.mean(n_distinct), abs=error
+        )
     assert distinct_experts(8, 2, 10_000) == pytest.approx(8)
     assert make(shape=MIXED).scale_input("experts", 1.5).forward_ns(
         "target", 64, 4
@@ -107,7 +114,7 @@ def test_distinct_experts_are_what_a_simulation_counts_and_never_more_than_all()
 
 @pytest.mark.parametrize("name", ["h100", "a100x8", "mi300x"])
 @pytest.mark.parametrize("models", ["llama-2-70b+7b", "mixtral-8x7b"])
-def test_more_bandwidth_arithmetic_or_link_is_never_slower(name, models):
+def test_a_faster_device_is_never_modelled_slower(name, models):
     roofline = Roofline.from_options(name, models)
     for role in roofline.shapes:
         for new, context in ((1, 16), (8, 1024), (64, 100), (512, 0)):
@@ -120,10 +127,12 @@ def test_more_bandwidth_arithmetic_or_link_is_never_slower(name, models):
             assert roofline.forward_ns(role, new, context + 1) >= now
 
 
-def test_the_table_has_the_rooflines_own_times_and_reads_between_them():
+def test_the_cost_table_equals_the_roofline_and_interpolates():
     roofline = Roofline.from_options("h100x2", "llama-2-70b+7b")
     table = roofline.make_cost_table({"target": {"n_layers": 8}})
-    assert table.models["target"]["n_layers"] == 8  # of the run whose layers traces tell
+    assert (
+        table.models["target"]["n_layers"] == 8
+    )  # the run's own number, which the traces refer to
     for role in ("target", "draft"):
         for n in ROWS:
             for at in CONTEXTS:
@@ -136,20 +145,20 @@ def test_the_table_has_the_rooflines_own_times_and_reads_between_them():
     assert (table.host_ns(3, 4, steps=5), table.batch) == (0, None)
 
 
-def test_a_table_reads_back_from_its_file_as_it_was(tmp_path):
+def test_a_cost_table_is_loaded_unchanged(tmp_path):
     table = Roofline.from_options("h100", "llama-2-7b").make_cost_table({})
     table.save(tmp_path / "table.json")
     assert Costs.load(tmp_path / "table.json") == table
 
 
-def test_under_load_each_further_sequence_reads_its_own_state():
+def test_under_load_each_further_sequence_reads_its_own_kv_state():
     roofline = make()
     table = roofline.make_cost_table({}, together=4, mean=10.0)
     assert table.batch.most == 4
     assert table.batch.beside["target"] == pytest.approx(10 * 16)
 
 
-def test_what_does_not_fit_is_told_in_bytes():
+def test_models_that_do_not_fit_are_refused_with_their_bytes():
     numbers = SMALL.parameters
     assert numbers == 2 * (200 + 8 + 384) + 264 + 32 * 8
     make().check_fits(10)
@@ -174,14 +183,14 @@ def test_what_does_not_fit_is_told_in_bytes():
         ("rtx-4090x2", "llama-2-7b", "bfloat16", "the bandwidth between devices of this kind"),
     ],
 )
-def test_what_is_not_known_is_told_with_what_is(hardware, models, dtype, message):
+def test_an_unknown_name_lists_the_known_ones(hardware, models, dtype, message):
     with pytest.raises(UsageError) as fault:
         Roofline.from_options(hardware, models, dtype=dtype)
     assert message in fault.value.message
     assert fault.value.hint
 
 
-def test_a_draft_of_the_same_family_needs_its_size_alone():
+def test_a_draft_of_the_same_family_is_named_by_its_size():
     assert parse_pair("llama-2-70b+7b") == {"target": "llama-2-70b", "draft": "llama-2-7b"}
     assert parse_pair("llama-2-70b+llama-68m") == {"target": "llama-2-70b", "draft": "llama-68m"}
     assert parse_pair("mixtral-8x7b") == {"target": "mixtral-8x7b"}
@@ -199,7 +208,7 @@ PUBLISHED = {
 }
 
 
-def test_shapes_have_as_many_parameters_as_their_models():
+def test_shapes_have_the_parameter_counts_of_their_models():
     for name, alias in PUBLISHED.items():
         parameters = aliases()[alias].parameters
         digits = parameters[:-1]

@@ -1,4 +1,4 @@
-"""The modelled time: what messages allow, no less; and what one worker takes, exactly."""
+"""Modelled time of parallel methods: messages bound it, and a single worker is exact."""
 
 from __future__ import annotations
 
@@ -39,20 +39,22 @@ def forward(worker, start, end, n_tokens=1, used=True):
     )
 
 
-def recorded(forwards, messages=()):
+def make_recording(forwards, messages=()):
     ordered = sorted(forwards, key=lambda each: each.start)
     return RecordedForwards(tuple(ordered), tuple(messages))
 
 
-def modelled(recording, medians=None, gaps=NO_GAPS):
-    """The modelled decode time."""
+def modelled_time(recording, medians=None, gaps=NO_GAPS):
+    """Return the modelled decode time."""
     return replay(recording, MedianCosts(medians or {}), gaps).last_used
 
 
 @st.composite
-def traces(draw):
-    """What some workers may have done: forwards one after another, messages read after they were
-    sent and between forwards."""
+def recordings(draw):
+    """Draw a recording of one to three workers.
+
+    Forwards follow each other, and messages are read between forwards, after they were sent.
+    """
     workers = draw(st.integers(1, 3))
     free = [0] * workers
     forwards, messages = [], []
@@ -68,32 +70,32 @@ def traces(draw):
             read = max(sent, free[other]) + draw(st.integers(0, 5))
             messages.append(RecordedMessage(worker, other, sent, read, 8))
             free[worker], free[other] = sent, read
-    return recorded(forwards, messages)
+    return make_recording(forwards, messages)
 
 
 def busy(own):
-    """By worker, the sum of its forwards."""
+    """Return the sum of its forwards by worker."""
     found = {}
     for each in own.decoding:
         found[each.worker] = found.get(each.worker, 0) + each.end - each.start
     return found
 
 
-@given(traces())
-def test_modelled_time_lies_between_the_busiest_worker_and_what_was_measured(own):
-    found = modelled(own)
+@given(recordings())
+def test_the_modelled_time_is_between_the_busiest_worker_and_the_measured_time(own):
+    found = modelled_time(own)
     assert found >= max(busy(own).values())
     assert found <= max(each.end for each in own.decoding)
 
 
-@given(traces())
-def test_one_worker_takes_the_sum_of_its_forwards(own):
-    alone = recorded([each for each in own.decoding if each.worker == TARGET])
-    assert modelled(alone) == busy(alone).get(TARGET, 0)
+@given(recordings())
+def test_a_single_worker_takes_the_sum_of_its_forwards(own):
+    target_only = make_recording([each for each in own.decoding if each.worker == TARGET])
+    assert modelled_time(target_only) == busy(target_only).get(TARGET, 0)
 
 
 def earliest(own, latency):
-    """When each forward may start at the earliest: a longest path, found backwards from it."""
+    """Return the earliest start of each forward, found as a longest path backwards from it."""
     events = [(each.start, 2, each.worker, each) for each in own.decoding]
     for message in own.messages:
         events.append((message.sent, 0, message.sender, message))
@@ -101,92 +103,100 @@ def earliest(own, latency):
     events.sort(key=lambda event: event[:2])
     by_worker = {w: [e for e in events if e[2] == w] for w in range(3)}
 
-    def done(worker, count):
-        """When a worker may be done with its first events."""
+    def earliest_end(worker, count):
+        """Return the earliest time at which a worker has finished its first `count` events."""
         if not count:
             return 0
         event = by_worker[worker][count - 1][3]
-        before = done(worker, count - 1)
+        before = earliest_end(worker, count - 1)
         if isinstance(event, RecordedForward):
             return before + event.end - event.start
         if event.sender == worker:
             return before
         place = next(i for i, e in enumerate(by_worker[event.sender]) if e[3] is event)
-        return max(before, done(event.sender, place + 1) + latency)
+        return max(before, earliest_end(event.sender, place + 1) + latency)
 
     return {
-        id(event[3]): done(worker, place)
+        id(event[3]): earliest_end(worker, place)
         for worker, own_events in by_worker.items()
         for place, event in enumerate(own_events)
         if isinstance(event[3], RecordedForward)
     }
 
 
-@given(traces(), st.integers(0, 50))
-def test_every_forward_waits_for_what_it_waited_for_and_for_nothing_else(own, latency):
+@given(recordings(), st.integers(0, 50))
+def test_every_forward_waits_only_for_its_recorded_dependencies(own, latency):
     starts = earliest(own, latency)
     last = max(starts[id(each)] + each.end - each.start for each in own.decoding)
-    assert modelled(own, gaps=HostGaps(latency=latency)) == last
+    assert modelled_time(own, gaps=HostGaps(latency=latency)) == last
 
 
-def test_workers_that_never_wait_take_as_long_as_the_busier_one():
-    # measured one after the other, as on a single core
-    own = recorded([forward(TARGET, 0, 30), forward(DRAFT, 30, 40), forward(DRAFT, 40, 50)])
-    assert modelled(own) == 30
+def test_independent_workers_take_the_time_of_the_busier_one():
+    # measured one after the other, as on one core
+    own = make_recording([forward(TARGET, 0, 30), forward(DRAFT, 30, 40), forward(DRAFT, 40, 50)])
+    assert modelled_time(own) == 30
 
 
-def test_forward_that_needs_a_message_starts_a_latency_after_it_left():
+def test_a_forward_starts_one_latency_after_its_message_was_sent():
     order = RecordedMessage(TARGET, DRAFT, 10, 12, 8)
     answer = RecordedMessage(DRAFT, TARGET, 17, 50, 8)
-    own = recorded(
+    own = make_recording(
         [forward(TARGET, 0, 10), forward(DRAFT, 12, 17), forward(TARGET, 50, 60)], [order, answer]
     )
-    assert modelled(own) == 10 + 5 + 10
-    assert modelled(own, gaps=HostGaps(latency=3.0)) == 10 + 3 + 5 + 3 + 10
+    assert modelled_time(own) == 10 + 5 + 10
+    assert modelled_time(own, gaps=HostGaps(latency=3.0)) == 10 + 3 + 5 + 3 + 10
 
 
-def test_pearl_step_takes_the_longer_of_the_two():
-    # the order leaves before the target's forward, the answer is read after it
+def test_a_pearl_step_takes_the_longer_of_draft_and_target():
+    # The draft order is sent before the target's forward, its reply is read after it.
     forwards, messages = [], []
     for step in range(4):
         t = 100 * step
         messages.append(RecordedMessage(TARGET, DRAFT, t, t + 1, 8))
         forwards += [forward(TARGET, t + 2, t + 62), forward(DRAFT, t + 63, t + 83)]
         messages.append(RecordedMessage(DRAFT, TARGET, t + 84, t + 90, 8))
-    assert modelled(recorded(forwards, messages)) == 4 * 60
+    assert modelled_time(make_recording(forwards, messages)) == 4 * 60
 
 
-def test_known_times_replace_measured_ones_and_cancelled_work_takes_no_longer_than_it_did():
-    known = {("target", 1, (0, 8), 1.0): 5.0, ("draft", 1, (0, 8), 1.0): 50.0}
+def test_known_times_replace_measured_ones_and_cancelled_work_keeps_its_limit():
+    medians = {("target", 1, (0, 8), 1.0): 5.0, ("draft", 1, (0, 8), 1.0): 50.0}
     assert (
-        modelled(recorded([forward(TARGET, 0, 30), forward(TARGET, 30, 70, n_tokens=4)]), known)
+        modelled_time(
+            make_recording([forward(TARGET, 0, 30), forward(TARGET, 30, 70, n_tokens=4)]), medians
+        )
         == 45
     )
     own = [forward(DRAFT, 0, 7, used=False), forward(DRAFT, 7, 17)]
-    assert modelled(recorded(own), known) == 57
+    assert modelled_time(make_recording(own), medians) == 57
 
 
-def test_a_part_takes_what_parts_of_its_share_take():
-    known = {("target", 1, (0, 8), 1.0): 5.0, ("target", 1, (0, 8), 0.5): 3.0}
-    whole = forward(TARGET, 0, 30)
-    assert modelled(recorded([whole, replace(whole, start=30, end=70, share=0.5)]), known) == 8
+def test_a_partial_forward_takes_the_time_of_equal_shares():
+    medians = {("target", 1, (0, 8), 1.0): 5.0, ("target", 1, (0, 8), 0.5): 3.0}
+    full_forward = forward(TARGET, 0, 30)
+    assert (
+        modelled_time(
+            make_recording([full_forward, replace(full_forward, start=30, end=70, share=0.5)]),
+            medians,
+        )
+        == 8
+    )
 
 
-def test_cancelled_forwards_at_the_end_are_not_waited_for():
-    own = recorded([forward(TARGET, 0, 10), forward(DRAFT, 0, 40, used=False)])
-    assert modelled(own) == 10
+def test_cancelled_forwards_at_the_end_add_no_time():
+    own = make_recording([forward(TARGET, 0, 10), forward(DRAFT, 0, 40, used=False)])
+    assert modelled_time(own) == 10
 
 
-def test_host_work_is_the_median_gap_and_latency_that_of_messages_waited_for():
+def test_host_time_is_the_median_gap_and_latency_that_of_awaited_messages():
     waited = RecordedMessage(TARGET, DRAFT, 14, 17, 8)
-    late = RecordedMessage(TARGET, DRAFT, 19, 90, 8)  # its reader was busy
+    late_message = RecordedMessage(TARGET, DRAFT, 19, 90, 8)  # its receiver was busy
     forwards = [
         forward(TARGET, 0, 10),
         forward(TARGET, 16, 18),
         forward(DRAFT, 0, 5),
         forward(DRAFT, 18, 80),
     ]
-    host = median_gaps([recorded(forwards, [waited, late])])
+    host = median_gaps([make_recording(forwards, [waited, late_message])])
     assert host.forward == {TARGET: 2, DRAFT: 1}
     assert host.message == {TARGET: median_of(14 - 10, 19 - 18)}
     assert host.latency == 3
@@ -198,7 +208,7 @@ def median_of(a, b):
 
 @pytest.fixture
 def run(synthetic):
-    """Vanilla, a serial row and a parallel one, whose traces are made by hand."""
+    """Return a run of vanilla, a serial and a parallel method, with synthetic traces."""
     pearl = synthetic.Fake("pearl", length=4, alpha=0.8, cost=1.1, draft_cost=0.1)
     records = synthetic.records([synthetic.vanilla, synthetic.sps, pearl], prompts=6)
     verify = ForwardKind("target", "verify", TARGET, 1, (0, 8))
@@ -223,12 +233,12 @@ def run(synthetic):
     return records
 
 
-def test_row_says_devices_and_speedup_over_vanillas_measured_decoding(run):
+def test_a_parallel_method_has_devices_and_a_speedup_over_measured_vanilla(run):
     (row,) = modelled_rows(run)
     own = [r for r in run if r.label == "pearl"]
     steps = sum(len(r.steps.levels) for r in own)
-    # A target's forward takes 2 ms, as in vanilla, after 5 of host work; a draft's, never seen
-    # alone, its own 4 after 6.
+    # A target forward takes 2 ms, as in vanilla, after 5 ms of host work. A draft forward, which
+    # is never measured alone, takes 4 ms after 6 ms.
     assert row.modelled == steps * max(2 + 5, 4 + 6) * 1_000_000
     vanilla = sum(r.ns.decode for r in run if r.label == "vanilla")
     assert row.speedup == pytest.approx(vanilla / row.modelled)
@@ -238,7 +248,7 @@ def test_row_says_devices_and_speedup_over_vanillas_measured_decoding(run):
     assert "modelled, 2 devices" in " ".join(column.format(row) for column in COLUMNS)
 
 
-def test_serial_rows_and_void_or_failed_cells_are_not_modelled(run):
+def test_serial_methods_and_noisy_or_failed_outputs_are_not_modelled(run):
     serial = [r for r in run if r.label != "pearl"]
     assert modelled_rows(serial) == []
     assert modelled_rows([replace(r, void=True) if r.label == "pearl" else r for r in run]) == []

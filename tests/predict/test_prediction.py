@@ -1,4 +1,4 @@
-"""Replaying traces: hand-made records to sums worked out by hand."""
+"""Replays of synthetic traces, compared with sums by hand."""
 
 import pytest
 
@@ -19,12 +19,15 @@ PLAIN = Steps([0], [0], [0], [0], [1])
 
 
 TREE = 500
-"""What a tree's forward costs more than a chain's."""
+"""Additional cost of a tree forward over a chain."""
 
 
 def make_costs(factor=1.0, hosts=None, **roles):
-    """A forward takes `base` a token and 1 a row before it; a prefill 10 a token; a step 100, 10
-    more for a draft forward and 1 more for a drafted token."""
+    """Return costs with round numbers.
+
+    A forward takes `base` per token and 1 per context row. A prefill takes 10 per token. A step
+    takes 100, plus 10 per draft forward and 1 per drafted token.
+    """
     point = {"spread": 0.0, "samples": 1}
 
     def curve(base):
@@ -64,7 +67,7 @@ def make_costs(factor=1.0, hosts=None, **roles):
 
 
 def trace(*forwards, kinds=KINDS, unused=()):
-    """A trace of (kind, new tokens)."""
+    """Return a trace of forwards (kind, new tokens)."""
     kind, n = ([forward[i] for forward in forwards] for i in (0, 1))
     zeros = [0] * len(kind)
     return Trace(list(kinds), kind, n, zeros, zeros, list(unused))
@@ -83,7 +86,7 @@ def record(label, done, counted, decode, *, task="mini", at=0, **changes):
     return record_of(label, f"{task}/{at}", n, **(values | changes))
 
 
-def test_plain_steps_follow_the_growing_context():
+def test_vanilla_steps_cost_more_as_the_context_grows():
     forwards = trace((PREFILL, 20), (VERIFY, 1), (VERIFY, 1))
     steps = Steps([0, 0], [0, 0], [0, 0], [0, 0], [1, 1])
     found = predict_output(forwards, steps, make_costs())
@@ -92,13 +95,13 @@ def test_plain_steps_follow_the_growing_context():
     assert (found.forwards, found.extrapolated) == (3, 0)
 
 
-def test_speculative_steps_drop_rejected_rows_in_every_model():
+def test_rejected_tokens_leave_the_context_of_every_model():
     kinds = [*KINDS, ForwardKind("draft", "prefill", 0, 1, (0, 2))]
     forwards = trace(
         (3, 20), (PREFILL, 20),
         # 2 drafted and accepted, a bonus: the draft has not seen its own last token and the bonus
         (DRAFT, 1), (DRAFT, 1), (VERIFY, 3),
-        # 2 drafted, none accepted: both models forget both
+        # 2 drafted, none accepted: both models drop both
         (DRAFT, 2), (DRAFT, 1), (VERIFY, 3),
         (VERIFY, 1),
         kinds=kinds,
@@ -112,22 +115,22 @@ def test_speculative_steps_drop_rejected_rows_in_every_model():
     assert found.prefill == pytest.approx(200 + 200 + 100)
 
 
-def test_cancelled_forward_costs_time_but_is_no_step():
+def test_a_cancelled_forward_costs_time_but_is_not_a_step():
     steps = Steps([0, 0], [0, 0], [0, 0], [0, 0], [1, 1])
     forwards = trace((PREFILL, 20), (VERIFY, 1), (VERIFY, 4), (VERIFY, 1), unused=[2])
     found = predict_output(forwards, steps, make_costs())
     assert found.decode == pytest.approx(1020 + 4021 + 1021 + 2 * 100)
 
 
-def test_part_of_the_layers_is_part_of_the_cost():
+def test_a_forward_through_some_layers_costs_their_share():
     kinds = [*KINDS, ForwardKind("target", "draft", 0, 1, (0, 2))]
     forwards = trace((PREFILL, 20), (3, 1), (VERIFY, 1), kinds=kinds)
     found = predict_output(forwards, PLAIN, make_costs())
-    # the row that it drafted is gone once the target verifies
+    # its drafted row is dropped when the target verifies
     assert found.decode == pytest.approx(1020 / 4 + 1020 + 100 + 10)
 
 
-def test_parts_that_draft_leave_no_rows_and_cost_their_share():
+def test_drafting_layers_leave_no_kv_rows_and_cost_their_share():
     part = ForwardKind("target", "draft", 0, 1, (0, 2), 0.3)
     past = ForwardKind("target", "draft", 0, 1, (0, 8), 0.6)
     on = ForwardKind("target", "verify", 0, 1, (2, 8), 0.8)
@@ -135,7 +138,7 @@ def test_parts_that_draft_leave_no_rows_and_cost_their_share():
     steps = Steps([2, 1], [2, 1], [2, 1], [1, 0], [2, 1])
     forwards = trace(
         (PREFILL, 20),
-        (3, 1), (3, 1), (VERIFY, 3),  # of the two one stands: 22 rows of text
+        (3, 1), (3, 1), (VERIFY, 3),  # one of two accepted: 22 rows of text
         (4, 1), (5, 2),
         kinds=kinds,
     )  # fmt: skip
@@ -145,7 +148,7 @@ def test_parts_that_draft_leave_no_rows_and_cost_their_share():
     assert found.decode == pytest.approx(drafts + target + 2 * 100 + 3 * 10 + 3)
 
 
-def test_a_parts_prefill_costs_its_share_and_a_drafts_what_the_probes_did():
+def test_a_partial_prefill_costs_its_share_and_a_draft_prefill_the_probed_time():
     own = ForwardKind("target", "prefill", 0, 1, (0, 4), 0.5)
     draft = ForwardKind("draft", "prefill", 0, 1, (0, 2), 0.8)
     forwards = trace((3, 20), (4, 20), (PREFILL, 20), (VERIFY, 1), kinds=[*KINDS, own, draft])
@@ -154,7 +157,7 @@ def test_a_parts_prefill_costs_its_share_and_a_drafts_what_the_probes_did():
     assert found.decode == pytest.approx(1020 + 100)
 
 
-def test_halves_of_a_verification_are_one():
+def test_two_halves_of_a_verification_are_one_step():
     first = ForwardKind("target", "verify", 0, 1, (0, 4), 0.6)
     rest = ForwardKind("target", "verify", 0, 1, (4, 8), 0.5)
     steps = Steps([1, 0], [1, 0], [1, 0], [1, 0], [2, 1])
@@ -163,7 +166,7 @@ def test_halves_of_a_verification_are_one():
     assert found.decode == pytest.approx(1.1 * 2020 + 1022 + 2 * 100 + 1)
 
 
-def test_tree_costs_what_trees_do_and_its_host_line_counts():
+def test_a_tree_has_tree_costs_and_its_own_host_costs():
     hosts = {"draft": {"step": 300, "draft": 0, "node": 2}}
     steps = Steps([2, 2], [6, 2], [2, 1], [2, 0], [3, 1])
     kinds = [*KINDS, ForwardKind("draft", "prefill", 0, 1, (0, 2))]
@@ -176,14 +179,15 @@ def test_tree_costs_what_trees_do_and_its_host_line_counts():
     assert found.decode == pytest.approx(3020 + 100 + 2)
 
 
-def test_head_reads_the_prompt_while_decoding_and_has_a_host_line_of_its_own():
+def test_a_head_s_prefill_is_in_the_decode_time_and_it_has_its_own_host_costs():
     kinds = [*KINDS, ForwardKind("eagle3", "draft", 0, 1, (0, 1))]
     hosts = {"eagle3": {"step": 400, "draft": 3, "node": 0}}
     costs = make_costs(hosts=hosts, target=1000, eagle3=30)
     forwards = trace((PREFILL, 20), (3, 20), (3, 1), (VERIFY, 3), (3, 2), (VERIFY, 1), kinds=kinds)
     steps = Steps([2, 0], [2, 0], [1, 0], [1, 0], [2, 1])
     found = predict_output(forwards, steps, costs)
-    # The whole prompt as a prefill, then after its 20 rows and the drafted one; 22 are the text's.
+    # A prefill of the whole prompt, then forwards after 20 rows and one drafted row. The text
+    # has 22 rows.
     head = 200 + (30 + 20) + (60 + 21)
     assert found.decode == pytest.approx(head + 3020 + 1022 + 2 * 400 + 3 * 3)
     assert found.prefill == pytest.approx(200 + 400)
@@ -192,7 +196,7 @@ def test_head_reads_the_prompt_while_decoding_and_has_a_host_line_of_its_own():
 HOST = ("step", "draft", "node")
 
 
-def test_a_method_that_was_probed_by_name_has_its_own_host_line():
+def test_a_probed_method_has_its_own_host_costs():
     hosts = {
         "sps": {"step": 400, "draft": 0, "node": 0},
         "draft": {"step": 9, "draft": 9, "node": 9},
@@ -205,7 +209,7 @@ def test_a_method_that_was_probed_by_name_has_its_own_host_line():
     assert own.decode - other.decode == pytest.approx(300)
 
 
-def test_a_forward_right_after_another_of_the_target_finds_its_weights_in_the_caches():
+def test_consecutive_target_forwards_use_the_warm_cache_cost():
     costs = make_costs()
     curve = costs.curves["target"]
     half = tuple(point.model_copy(update={"ns": point.ns / 2}) for point in curve.forwards)
@@ -220,13 +224,13 @@ def test_a_forward_right_after_another_of_the_target_finds_its_weights_in_the_ca
 
 
 def test_several_probes_of_a_machine_are_averaged():
-    records = [plain("sps", 1120)]
+    records = [vanilla_record("sps", 1120)]
     (row,) = predict(records, MANIFEST, make_costs(), None, [make_costs(0.5)]).rows
-    (lone,) = predict(records, MANIFEST, make_costs(), None).rows
-    assert row.predicted == pytest.approx(0.75 * lone.predicted)
+    (only_row,) = predict(records, MANIFEST, make_costs(), None).rows
+    assert row.predicted == pytest.approx(0.75 * only_row.predicted)
 
 
-def test_of_several_workers_the_busiest_counts():
+def test_the_busiest_of_several_workers_counts():
     kinds = [*KINDS, ForwardKind("draft", "draft", 1, 1, (0, 2))]
     forwards = trace((PREFILL, 20), (3, 1), (3, 1), (VERIFY, 1), kinds=kinds)
     assert predict_output(forwards, PLAIN, make_costs()).decode == pytest.approx(
@@ -234,17 +238,17 @@ def test_of_several_workers_the_busiest_counts():
     )
 
 
-def test_forward_beyond_the_probe_is_counted_as_extrapolated():
+def test_a_forward_beyond_the_probed_points_is_counted_as_extrapolated():
     found = predict_output(trace((PREFILL, 20), (VERIFY, 9)), PLAIN, make_costs())
     assert (found.forwards, found.extrapolated) == (2, 1)
 
 
-def test_output_of_one_token_has_no_decoding_to_predict():
+def test_an_output_of_one_token_has_no_decode_time():
     found = predict_output(trace((PREFILL, 20)), Steps(), make_costs())
     assert found.decode == 0
 
 
-def plain(label, decode, **changes):
+def vanilla_record(label, decode, **changes):
     return record(label, trace((PREFILL, 20), (VERIFY, 1)), PLAIN, decode, **changes)
 
 
@@ -254,13 +258,13 @@ MANIFEST = {
 }
 
 
-def test_rows_are_sums_by_method_and_task_then_over_all():
+def test_predictions_are_summed_by_method_and_task_and_over_all_tasks():
     """A plain step after 20 tokens is predicted to take 1120 ns."""
     records = [
-        plain("sps", 2240, task="gsm8k"),
-        plain("vanilla", 1400),
-        plain("vanilla", 1120, at=1),
-        plain("vanilla", 1120, task="gsm8k"),
+        vanilla_record("sps", 2240, task="gsm8k"),
+        vanilla_record("vanilla", 1400),
+        vanilla_record("vanilla", 1120, at=1),
+        vanilla_record("vanilla", 1120, task="gsm8k"),
     ]
     found = predict(records, MANIFEST, make_costs(), None)
     rows = {(row.label, row.task): row for row in found.rows}
@@ -278,23 +282,23 @@ def test_rows_are_sums_by_method_and_task_then_over_all():
     assert found.missing == {}
 
 
-def test_void_output_is_predicted_but_has_no_error():
-    gone = {"void": True, "ns": Ns()}
-    (row,) = predict([plain("sps", 0, **gone)], MANIFEST, make_costs(), None).rows
+def test_a_noisy_output_is_predicted_but_has_no_error():
+    noisy_fields = {"void": True, "ns": Ns()}
+    (row,) = predict([vanilla_record("sps", 0, **noisy_fields)], MANIFEST, make_costs(), None).rows
     assert (row.outputs, row.void, row.measured, row.error) == (1, 1, None, None)
     assert row.predicted_void == pytest.approx(1120)
-    both = [plain("sps", 1120, at=1), plain("sps", 0, **gone)]
+    both = [vanilla_record("sps", 1120, at=1), vanilla_record("sps", 0, **noisy_fields)]
     (row,) = predict(both, MANIFEST, make_costs(), None).rows
     assert (row.measured, row.error) == (1120, pytest.approx(0))
 
 
-def test_costs_of_another_machine_are_replayed_beside():
-    (row,) = predict([plain("sps", 1120)], MANIFEST, make_costs(), make_costs(0.5)).rows
+def test_costs_of_another_machine_are_an_additional_prediction():
+    (row,) = predict([vanilla_record("sps", 1120)], MANIFEST, make_costs(), make_costs(0.5)).rows
     assert (row.predicted, row.elsewhere) == (pytest.approx(1120), pytest.approx(560))
     assert row.error == pytest.approx(0)
 
 
-def test_method_that_cannot_be_replayed_says_why():
+def test_a_method_that_cannot_be_replayed_has_a_reason():
     head, other = (
         [*KINDS, ForwardKind(name, "draft", 0, 1, (0, 1))] for name in ("eagle", "eagle3")
     )
@@ -304,16 +308,16 @@ def test_method_that_cannot_be_replayed_says_why():
         "heads": {"eagle a": {"sha256": "aa"}, "eagle3 b": {"sha256": "bb"}},
     }
     records = [
-        plain("vanilla", 1120),
-        plain("hf:vanilla", 0, forwards=None, peer=True),
-        plain("eagle", 0, forwards=trace((PREFILL, 20), (3, 1), (VERIFY, 1), kinds=head)),
-        plain(
+        vanilla_record("vanilla", 1120),
+        vanilla_record("hf:vanilla", 0, forwards=None, peer=True),
+        vanilla_record("eagle", 0, forwards=trace((PREFILL, 20), (3, 1), (VERIFY, 1), kinds=head)),
+        vanilla_record(
             "eagle3",
             0,
             forwards=trace((PREFILL, 20), (3, 1), (VERIFY, 1), kinds=other),
             params=Params({"head": "mine"}),
         ),
-        plain("sps", 0, error="broke", finish="error", forwards=None, steps=None),
+        vanilla_record("sps", 0, error="broke", finish="error", forwards=None, steps=None),
     ]
     found = predict(records, manifest, costs, None)
     assert [row.label for row in found.rows] == ["vanilla"]
@@ -326,14 +330,14 @@ def test_method_that_cannot_be_replayed_says_why():
     }
 
 
-def test_break_even_is_where_a_drafts_tokens_pay_for_its_step():
+def test_break_even_is_the_acceptance_at_which_a_draft_pays_for_its_step():
     assert break_even(1.0, 5) == pytest.approx(0.0, abs=1e-5)
     assert break_even(1.5, 1) == pytest.approx(0.5, abs=1e-5)
     assert break_even(6.0, 5) == pytest.approx(1.0, abs=1e-5)
     assert break_even(6.1, 5) is None
 
 
-def test_best_setting_is_named_as_modelled_and_as_measured(capsys):
+def test_the_best_setting_is_named_for_modelled_and_measured_times(capsys):
     rows = [
         ModelledSetting(f"sps length={k}", "sps", 3, 2.0, modelled, 9e9, measured, 0.7, 0.4)
         for k, modelled, measured in ((1, 5e9, 5.5e9), (2, 4e9, 4.4e9), (3, 4.2e9, 4.0e9))
@@ -341,8 +345,8 @@ def test_best_setting_is_named_as_modelled_and_as_measured(capsys):
     print_settings(rows, ["modelled"])
     printed = capsys.readouterr().err
     assert (
-        "best of sps: modelled sps length=2, measured sps length=3, which the modelled one took"
-        " 1.100 times as long as" in printed
+        "best of sps: modelled sps length=2, measured sps length=3; the modelled one took"
+        " 1.100 times as long" in printed
     )
     print_settings(rows[:1], ["modelled"])
     assert "best of" not in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Reading a trace, and replaying it at exchangeable costs."""
+"""Reading of traces, and their replay with other costs."""
 
 import pytest
 
@@ -18,8 +18,8 @@ VERIFY = ForwardKind("target", "verify", 0, 1, (0, 8))
 DRAFT = ForwardKind("draft", "draft", 1, 1, (0, 2))
 
 
-def made(*forwards, messages=(), unused=()):
-    """A trace of (kind, new tokens, start, end)."""
+def make_trace(*forwards, messages=(), unused=()):
+    """Return a trace of forwards (kind, new tokens, start, end)."""
     kinds = list(dict.fromkeys(kind for kind, *_ in forwards))
     columns = ([each[i] for each in forwards] for i in (1, 2, 3))
     kind = [kinds.index(each[0]) for each in forwards]
@@ -27,7 +27,7 @@ def made(*forwards, messages=(), unused=()):
 
 
 TWO_STEPS = Steps([2, 1], [2, 1], [2, 1], [1, 1], [2, 2])
-PARALLEL = made(
+PARALLEL = make_trace(
     (PREFILL, 20, 0, 9),
     (DRAFT, 20, 10, 30),
     (VERIFY, 3, 40, 70),
@@ -37,7 +37,7 @@ PARALLEL = made(
 )
 
 
-def test_each_forward_is_read_with_the_rows_that_its_model_held_before_it():
+def test_each_forward_has_the_context_of_its_model():
     recording = RecordedForwards.from_trace(PARALLEL, TWO_STEPS)
     assert [each.rows for each in recording.prefill] == [(SequenceRows(20, 0, True),)]
     before = [(each.model, each.rows[0].new, each.rows[0].before) for each in recording.decoding]
@@ -45,14 +45,14 @@ def test_each_forward_is_read_with_the_rows_that_its_model_held_before_it():
     assert [message.sent for message in recording.messages] == [31, 71, 91]
 
 
-def test_forwards_and_messages_before_decoding_do_not_count():
+def test_forwards_and_messages_before_decoding_are_ignored():
     recording = RecordedForwards.from_trace(PARALLEL, TWO_STEPS, since=35)
     assert [each.start for each in recording.decoding] == [40, 80, 95]
     timeline = replay(recording, lambda forward: 10.0, HostGaps(latency=5.0))
-    assert timeline.last_used == 10 + 5 + 10 + 5 + 10  # the first message is there already
+    assert timeline.last_used == 10 + 5 + 10 + 5 + 10  # the first message has already arrived
 
 
-def test_costs_and_waiting_are_exchanged_without_another_replay():
+def test_costs_and_latencies_can_be_replaced_in_a_replay():
     recording = RecordedForwards.from_trace(PARALLEL, TWO_STEPS)
     measured = replay(recording, MedianCosts({}), HostGaps())
     assert measured.last_used == 20 + 30 + 10 + 25
@@ -65,18 +65,18 @@ def test_costs_and_waiting_are_exchanged_without_another_replay():
     assert flat.busiest == 14
 
 
-def test_a_cancelled_forward_keeps_its_worker_busy_and_is_no_end():
-    trace = made((PREFILL, 20, 0, 9), (VERIFY, 1, 10, 20), (VERIFY, 4, 20, 50), unused=[2])
+def test_a_cancelled_forward_keeps_its_worker_busy_but_does_not_end_the_decoding():
+    trace = make_trace((PREFILL, 20, 0, 9), (VERIFY, 1, 10, 20), (VERIFY, 4, 20, 50), unused=[2])
     timeline = replay(RecordedForwards.from_trace(trace), MedianCosts({}))
     assert (timeline.busiest, timeline.last_used) == (40, 10)
 
 
-def test_nothing_to_replay_takes_no_time():
+def test_an_empty_recording_takes_no_time():
     timeline = replay(RecordedForwards.from_trace(Trace()), TableCosts(make_costs()))
     assert (timeline.busiest, timeline.last_used) == (0, 0)
 
 
-def test_a_batch_costs_one_forward_over_all_rows_and_the_hosts_work():
+def test_a_batch_costs_one_forward_over_all_rows_plus_host_time():
     two = [SequenceRows(3, 20, False), SequenceRows(1, 28, False)]
     context = (3 * 20 + 28) / 4
     costs = BatchCosts(make_costs())
@@ -90,7 +90,7 @@ def test_a_batch_costs_one_forward_over_all_rows_and_the_hosts_work():
     assert not costs.batches_probed
 
 
-def test_probed_batches_say_what_further_sequences_and_steps_cost():
+def test_probed_batches_give_the_cost_of_further_sequences_and_steps():
     batch = BatchCost(most=8, beside={"target": 40.0}, step=500, sequence=60, draft=7, node=3)
     costs = BatchCosts(make_costs().model_copy(update={"batch": batch}))
     rows = [SequenceRows(3, 20, False), SequenceRows(1, 20, False), SequenceRows(4, 20, True)]
@@ -100,17 +100,17 @@ def test_probed_batches_say_what_further_sequences_and_steps_cost():
     assert costs.batches_probed
 
 
-def test_forwards_beyond_the_tables_points_are_counted():
+def test_forwards_beyond_the_cost_table_are_counted():
     costs = BatchCosts(make_costs())
     costs(ForwardWork("target", [SequenceRows(9, 20, False)]))
     assert (costs.forwards, costs.extrapolated) == (1, 1)
 
 
-def test_scripts_take_the_same_cost_functions_and_give_a_timeline_for_each_request():
+def test_load_simulation_uses_the_same_costs_for_each_request():
     scripts = [ScriptedRequest((at, 1), (3, 4, 5), (False,) * 3, 3) for at in (7, 8)]
     vanilla = registry.build("vanilla", {})
     found = replay_scripts(vanilla, scripts, lambda work: 10.0, policy=None)
     assert found == [RequestTimeline(10, 30, 3, 3), RequestTimeline(40, 60, 3, 3)]
-    # The shortest prompt that was probed has 16 tokens, and so has the shortest context.
-    alone = replay_scripts(vanilla, scripts[:1], TableCosts(make_costs()), policy=None)
-    assert alone == [RequestTimeline(160, 160 + 2 * 1016, 3, 3)]
+    # The shortest probed prompt and the shortest probed context have 16 tokens.
+    first_request = replay_scripts(vanilla, scripts[:1], TableCosts(make_costs()), policy=None)
+    assert first_request == [RequestTimeline(160, 160 + 2 * 1016, 3, 3)]

@@ -1,4 +1,4 @@
-"""Command lines of recipes: help, errors, files of others, and commands that have moved."""
+"""Command lines of recipes: help, errors, files of the user, and moved commands."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +16,7 @@ MINE = "mine: half a year's work\n"
 
 @pytest.fixture
 def call(capsys):
-    """Return a function that runs a recipe, for its exit code, output and errors."""
+    """Return a function that runs a recipe: exit code, stdout and stderr."""
 
     def run(recipe, *words):
         code = app._run([*map(str, words)], COMMANDS[recipe], f"python -m recipes.{recipe}")
@@ -27,10 +27,10 @@ def call(capsys):
 
 
 @pytest.mark.parametrize(("words", "recipe"), app.MOVED_COMMANDS.items(), ids=str)
-def test_a_command_that_has_moved_names_the_recipe_that_it_became(call, capsys, words, recipe):
+def test_a_moved_command_names_its_recipe(call, capsys, words, recipe):
     assert app._run([*words, "--out", "x"]) == ExitCode.USAGE
     err = " ".join(capsys.readouterr().err.split())
-    assert f"`specbench {' '.join(words)}` has moved" in err
+    assert f"`specbench {' '.join(words)}` is no longer part of the package" in err
     assert f"python -m recipes.{recipe} --help" in err
     package, command = recipe.split()
     code, out, _ = call(package, command, "--help")
@@ -72,13 +72,13 @@ def test_a_target_folder_without_a_model_is_a_usage_error(call, tmp_path):
 
 @pytest.mark.parametrize("name", ["training/embedded-7m", "training/tokenizer"])
 def test_training_writes_into_no_folder_that_is_a_link(call, tmp_path, name):
-    place, mine = tmp_path / "out" / name, tmp_path / "mine"
-    place.parent.mkdir(parents=True)
-    mine.mkdir()
-    place.symlink_to(mine)
+    path, user_file = tmp_path / "out" / name, tmp_path / "mine"
+    path.parent.mkdir(parents=True)
+    user_file.mkdir()
+    path.symlink_to(user_file)
     code, _, err = call("embedded", "pair", "--smoke", "--out", tmp_path / "out")
     assert (code, "is a link" in err) == (ExitCode.USAGE, True)
-    assert not list(mine.iterdir())
+    assert not list(user_file.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_training_writes_into_no_folder_that_is_a_link(call, tmp_path, name):
 )
 @pytest.mark.parametrize("link", [False, True], ids=["file", "link"])
 def test_a_user_s_file_is_not_replaced(call, tmp_path, recipe, words, name, link):
-    mine, place = tmp_path / "mine.txt", tmp_path / "out" / name
-    mine.write_text(MINE)
-    place.parent.mkdir()
-    place.symlink_to(mine) if link else shutil.copy(mine, place)
-    code, _, err = call(recipe, *words, "--out", place.parent)
+    user_file, path = tmp_path / "mine.txt", tmp_path / "out" / name
+    user_file.write_text(MINE)
+    path.parent.mkdir()
+    path.symlink_to(user_file) if link else shutil.copy(user_file, path)
+    code, _, err = call(recipe, *words, "--out", path.parent)
     assert (code, "specbench did not write this" in err) == (ExitCode.USAGE, True)
-    assert (mine.read_text(), place.read_text()) == (MINE, MINE)
-    assert not list(Path(place.parent).rglob("*.safetensors"))
+    assert (user_file.read_text(), path.read_text()) == (MINE, MINE)
+    assert not list(Path(path.parent).rglob("*.safetensors"))

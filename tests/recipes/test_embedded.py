@@ -1,4 +1,4 @@
-"""`python -m recipes.embedded`: the family's recipes, on tiny runs, and what they leave behind."""
+"""`python -m recipes.embedded`: short trainings of the family's models, and their files."""
 
 import json
 import shutil
@@ -34,10 +34,10 @@ Recipes = tuple[family.Recipe, family.Recipe, family.Recipe]
 
 
 def train(command: str, out: Path) -> None:
-    """Run a command with --smoke, on models of the family's depths and of small widths."""
+    """Run a command with --smoke, on narrow models with the family's number of layers."""
     with pytest.MonkeyPatch.context() as patch:
         for name, rate in (("BASE", 0.03), ("TARGET", 0.03), ("EXIT", 1e-3)):
-            # a rate at which two steps teach it to end its replies
+            # with this rate, two steps teach the model to end its replies
             small = replace(getattr(family, name), hidden=64, mlp=128, peak_lr=rate)
             patch.setattr(family, name, small)
         for name in ("DRAFT", "FOREIGN"):
@@ -66,7 +66,7 @@ def smoke(
 
 @pytest.fixture(scope="module")
 def tiny() -> Recipes:
-    """The pair's recipes with very small models."""
+    """Return the pair's recipes with very small models."""
     big = {"hidden": 32, "layers": 2, "mlp": 64}
     return (
         replace(family.BASE.for_smoke_test(), **big),
@@ -89,7 +89,7 @@ def test_smoke_writes_every_model_and_one_file_of_curves(smoke: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_export_loads_without_a_warning_and_is_fp16(smoke: Path, name: str) -> None:
+def test_an_exported_model_is_fp16_and_loads_without_a_warning(smoke: Path, name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = AutoModelForCausalLM.from_pretrained(smoke / name)
@@ -100,7 +100,7 @@ def test_an_export_loads_without_a_warning_and_is_fp16(smoke: Path, name: str) -
     assert tokenizer.chat_template
 
 
-def test_the_second_vocabulary_is_another_one(smoke: Path) -> None:
+def test_the_second_vocabulary_differs(smoke: Path) -> None:
     first, second = (
         AutoTokenizer.from_pretrained(smoke / name) for name in ("embedded-7m", "embedded-xv")
     )
@@ -110,12 +110,12 @@ def test_the_second_vocabulary_is_another_one(smoke: Path) -> None:
     assert second.decode(second.encode(text)) == text
 
 
-def test_the_early_exit_variant_starts_from_the_target(smoke: Path) -> None:
+def test_the_early_exit_model_starts_from_the_target(smoke: Path) -> None:
     target, variant = (
         load_model(smoke / name, CPU).state_dict() for name in ("embedded-7m", "embedded-exit")
     )
-    far = max(float((target[key] - variant[key]).abs().max()) for key in target)
-    assert 0 < far < 0.02  # four steps of AdamW at a rate of 0.001
+    largest_change = max(float((target[key] - variant[key]).abs().max()) for key in target)
+    assert 0 < largest_change < 0.02  # four steps of AdamW at a rate of 0.001
 
 
 def test_the_same_command_on_a_finished_folder_trains_nothing(smoke: Path) -> None:
@@ -136,14 +136,14 @@ def test_two_clean_starts_give_the_same_loss_curve(
     assert curves[0] == curves[1]
 
 
-def test_replies_of_a_killed_run_are_kept_and_the_rest_is_the_same(
+def test_a_resumed_run_keeps_its_replies_and_completes_them(
     smoke: Path, tmp_path: Path, tiny: Recipes
 ) -> None:
     shutil.copytree(smoke / WORK / "tokenizer", tmp_path / WORK / "tokenizer")
     trainer(tmp_path).train_pair(*tiny)
     file = tmp_path / WORK / "replies.jsonl"
     whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])  # in the middle of a line
+    file.write_bytes(whole[: len(whole) // 2])  # cut in the middle of a line
     shutil.rmtree(tmp_path / WORK / tiny[-1].name)
     trainer(tmp_path).train_pair(*tiny)
     assert _by_chat(file.read_bytes()) == _by_chat(whole)
@@ -159,14 +159,14 @@ def test_another_recipe_in_the_same_folder_is_a_usage_error(smoke: Path) -> None
         trainer(smoke).train_pair(family.BASE.scale_steps(0.1), family.TARGET, family.DRAFT)
 
 
-def test_kl_to_itself_is_zero_and_cross_entropy_starts_at_a_uniform_guess() -> None:
+def test_kl_to_itself_is_0_and_initial_cross_entropy_is_that_of_the_uniform_distribution() -> None:
     model = family.build(family.DRAFT, 0, CPU)
     batch = some_batch()
     assert target_loss(model, model)(batch).item() == pytest.approx(0.0, abs=1e-4)
     assert text_loss(model)(batch).item() == pytest.approx(8.32, abs=0.1)
 
 
-def test_without_skipped_layers_the_exit_loss_is_the_last_plus_an_early_one(
+def test_without_layer_skipping_the_exit_loss_is_the_last_plus_one_early_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("recipes.embedded.early_exit.MAX_DROPOUT", 0.0)
@@ -180,7 +180,7 @@ def test_without_skipped_layers_the_exit_loss_is_the_last_plus_an_early_one(
     assert exit_loss(model, fast=False)(batch).item() == pytest.approx(both.item(), abs=0.02)
 
 
-def test_the_draws_of_the_exit_loss_repeat() -> None:
+def test_the_exit_loss_is_reproducible() -> None:
     model = family.build(family.DRAFT, 0, CPU)
     loss = exit_loss(model, fast=False)
     assert loss(some_batch()).item() == loss(some_batch()).item()

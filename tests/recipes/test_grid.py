@@ -16,7 +16,7 @@ app = with_all_options(commands.app)
 pytestmark = pytest.mark.usefixtures("short_answers")
 
 
-def test_a_grid_has_a_draft_of_each_size_and_trains_none_twice(
+def test_a_grid_trains_a_draft_of_each_size_once(
     tmp_path: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, draft = map(str, pair)
@@ -41,7 +41,7 @@ def test_a_grid_has_a_draft_of_each_size_and_trains_none_twice(
 
 
 @pytest.mark.parametrize("wrong", [("--tokens", "1M,lots"), ("--layers", "0,1"), ("--tokens", "")])
-def test_a_grid_of_no_numbers_is_refused(wrong: tuple[str, str], tmp_path: Path) -> None:
+def test_an_invalid_grid_is_refused(wrong: tuple[str, str], tmp_path: Path) -> None:
     called = CliRunner().invoke(app, ["grid", "--smoke", "--out", str(tmp_path), *wrong])
     assert isinstance(called.exception, UsageError)
     assert "must be numbers above 0" in called.exception.message

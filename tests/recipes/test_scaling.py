@@ -1,4 +1,4 @@
-"""`python -m recipes.studies scaling`: laws of trained drafts and of runs by batch."""
+"""`python -m recipes.studies scaling`: scaling laws of trained drafts and of batch sizes."""
 
 import json
 import math
@@ -17,8 +17,10 @@ SIZES = (1e5, 3e5, 1e6, 3e6)
 
 
 def write_drafts(tmp_path, sizes=SIZES, layers=(1, 2), seeds=2, **rest):
-    """A folder of drafts as the recipe `grid` leaves them: alpha = 0.1 + 0.1 log10(tokens / 10k)
-    + 0.02 layers, and MAT six times that; seeds lie 0.002 apart."""
+    """Write drafts as the recipe `grid` does.
+
+    alpha = 0.1 + 0.1 log10(tokens / 10k) + 0.02 layers, MAT = 6 alpha. Seeds differ by 0.002.
+    """
     for tokens in sizes:
         for depth in layers:
             for seed in range(seeds):
@@ -28,11 +30,11 @@ def write_drafts(tmp_path, sizes=SIZES, layers=(1, 2), seeds=2, **rest):
                 record = {"target": "t", "loss": "ce", "layers": depth, "tokens": tokens}
                 record |= {"alpha": alpha, "mat": 6 * alpha, **rest}
                 (folder / RECORD).write_text(json.dumps(record))
-    (tmp_path / RECORD).write_text("[]")  # the table of `train draft`, which is no draft
+    (tmp_path / RECORD).write_text("[]")  # the table of `train draft`, not a draft
     return tmp_path
 
 
-def test_each_law_goes_along_one_size_where_all_else_is_alike(tmp_path):
+def test_each_scaling_law_varies_one_size_and_fixes_the_others(tmp_path):
     scaling_laws = fit_scaling_laws(read_points([str(write_drafts(tmp_path))]))
     found = [
         (scaling_law.figure, scaling_law.along, scaling_law.where, scaling_law.fit.n)
@@ -50,10 +52,10 @@ def test_each_law_goes_along_one_size_where_all_else_is_alike(tmp_path):
 
 def test_the_largest_size_is_held_out_and_predicted_from_the_others(tmp_path):
     scaling_law, *_ = fit_scaling_laws(read_points([str(write_drafts(tmp_path))]))
-    held = scaling_law.held_out
-    assert (held.size, held.n, held.is_inside) == (3e6, 2, True)
-    assert held.predicted.value == pytest.approx(held.value)
-    assert held.decades_beyond == pytest.approx(math.log10(3))
+    held_out = scaling_law.held_out
+    assert (held_out.size, held_out.n, held_out.is_inside) == (3e6, 2, True)
+    assert held_out.predicted.value == pytest.approx(held_out.value)
+    assert held_out.decades_beyond == pytest.approx(math.log10(3))
     assert "0.48 decades beyond" in scaling_law.warnings[-1]
     bent = [
         ScalingPoint("", {"tokens": 10.0**at}, {"alpha": y}, {})
@@ -63,12 +65,12 @@ def test_the_largest_size_is_held_out_and_predicted_from_the_others(tmp_path):
     assert not scaling_law.held_out.is_inside
 
 
-def test_a_largest_size_that_lies_too_far_out_is_not_predicted():
+def test_a_too_distant_largest_size_is_not_held_out():
     distant = [ScalingPoint("", {"tokens": x}, {"alpha": x}, {}) for x in (1, 2, 3, 1000)]
     assert fit_scaling_laws(distant)[0].held_out is None
 
 
-def test_drafts_trained_otherwise_are_on_lines_of_their_own(tmp_path):
+def test_drafts_with_other_losses_have_separate_scaling_laws(tmp_path):
     write_drafts(tmp_path / "text", layers=(2,))
     write_drafts(tmp_path / "kl", layers=(2,), loss="kl")
     scaling_laws = fit_scaling_laws(read_points([str(tmp_path)]))
@@ -76,7 +78,7 @@ def test_drafts_trained_otherwise_are_on_lines_of_their_own(tmp_path):
     assert len(scaling_laws) == 4
 
 
-def test_beyond_the_points_a_prediction_says_so_and_more_than_a_decade_is_refused(tmp_path):
+def test_an_extrapolated_prediction_has_a_note_and_more_than_a_decade_is_refused(tmp_path):
     scaling_laws = fit_scaling_laws(read_points([str(write_drafts(tmp_path))]))
     inside = predict_size(scaling_laws, "tokens", 2e6)
     assert {prediction.note for prediction in inside} == {""}
@@ -90,7 +92,7 @@ def test_beyond_the_points_a_prediction_says_so_and_more_than_a_decade_is_refuse
         predict_size(scaling_laws, "batch", 4)
 
 
-def test_runs_of_several_batches_are_points_by_batch(monkeypatch, tmp_path):
+def test_runs_with_several_batch_sizes_are_points_by_batch(monkeypatch, tmp_path):
     rows = [
         SimpleNamespace(label=name, alpha=alpha, mat=3.0, tokens_per_s=None, broken=broken)
         for name, alpha, broken in (("sps", 0.7, False), ("pld", 0.4, True), ("vanilla", None, 0))
@@ -131,21 +133,21 @@ def call(capsys, monkeypatch):
     return run
 
 
-def test_the_command_prints_laws_and_writes_table_points_and_picture(call, tmp_path):
+def test_the_command_prints_scaling_laws_and_writes_three_files(call, tmp_path):
     code, out, err = call(
-        write_drafts(tmp_path / "grid"), "--at", "tokens=10M", "--out", tmp_path / "law"
+        write_drafts(tmp_path / "grid"), "--at", "tokens=10M", "--out", tmp_path / "out"
     )
     assert code == ExitCode.OK
     assert "MAT" in out and "layers 2" in out and "10M" in out and "extrapolated" in out
     assert "warning: alpha along layers tokens 100k: R2" not in err
-    page = (tmp_path / "law" / "scaling.md").read_text()
+    page = (tmp_path / "out" / "scaling.md").read_text()
     assert page.startswith("# Scaling\n") and "| alpha | tokens | layers 1 | 8 |" in page
-    facts = json.loads((tmp_path / "law" / "scaling.json").read_text())
+    facts = json.loads((tmp_path / "out" / "scaling.json").read_text())
     assert (len(facts["points"]), len(facts["laws"]), len(facts["asked"])) == (16, 12, 4)
-    assert (tmp_path / "law" / "scaling.svg").stat().st_size > 10_000
+    assert (tmp_path / "out" / "scaling.svg").stat().st_size > 10_000
 
 
-def test_programs_get_numbers(call, tmp_path):
+def test_json_output_contains_numbers(call, tmp_path):
     _, out, _ = call(write_drafts(tmp_path), "--json")
     first = json.loads(out.splitlines()[0])
     assert first["b"] == pytest.approx(0.1) and first["b_low"] < 0.1 < first["b_high"]
@@ -153,19 +155,19 @@ def test_programs_get_numbers(call, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("args", "expected"),
     [
         (["--at", "tokens=lots"], "'tokens=lots' must be one of tokens, layers, batch"),
         (["--at", "width=3"], "'width=3' must be one of"),
         (["--at", "tokens=-3"], "must be one of"),
     ],
 )
-def test_what_is_asked_for_wrongly_is_an_error_of_one_line(call, tmp_path, words, expected):
-    code, _, err = call(write_drafts(tmp_path, sizes=SIZES[:2], seeds=1), *words)
+def test_an_invalid_prediction_size_is_one_error(call, tmp_path, args, expected):
+    code, _, err = call(write_drafts(tmp_path, sizes=SIZES[:2], seeds=1), *args)
     assert code == ExitCode.USAGE and expected in " ".join(err.split()) and "hint" in err
 
 
-def test_folders_without_points_or_with_one_size_say_what_to_do(call, tmp_path):
+def test_folders_without_points_or_with_one_size_are_refused(call, tmp_path):
     code, _, err = call(tmp_path)
     assert code == ExitCode.USAGE and "contains neither a run nor drafts" in " ".join(err.split())
     code, _, err = call(write_drafts(tmp_path / "one", sizes=SIZES[:1], layers=(2,)))
@@ -178,10 +180,10 @@ def test_folders_without_points_or_with_one_size_say_what_to_do(call, tmp_path):
 
 
 @pytest.mark.parametrize("word", ["0.3M", "500k", "1.5B", "3e5", " 12 "])
-def test_a_number_is_read_as_it_is_shown(word):
+def test_a_formatted_number_is_parsed_back(word):
     assert number(short(number(word))) == pytest.approx(number(word))
 
 
 @pytest.mark.parametrize(("value", "expected"), [(100352, "100k"), (999_900, "1M"), (7, "7")])
-def test_a_number_is_shown_in_three_digits(value, expected):
+def test_a_number_has_three_digits(value, expected):
     assert short(value) == expected

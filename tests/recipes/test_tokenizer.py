@@ -22,7 +22,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return train_tokenizer(islice(tokenizer_texts([], 0, 300), 600), vocab_size=600)
 
 
-def test_the_template_frames_turns_and_the_answer_to_come(
+def test_the_chat_template_marks_turns_and_opens_the_answer(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     text = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
@@ -47,7 +47,7 @@ def test_a_rendered_chat_encodes_to_the_special_ids_once(
     assert tokenizer(text).input_ids == ids
 
 
-def test_eos_bos_and_pad_are_the_tokens_they_should_be(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_eos_bos_and_pad_are_the_special_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
     assert tokenizer.eos_token == "<|end|>"
     assert tokenizer.bos_token == "<|begin|>"
     assert tokenizer.pad_token == "<|pad|>"
@@ -58,13 +58,11 @@ def test_digits_are_single_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 @given(text=st.text())
-def test_any_text_survives_encoding_and_decoding(
-    tokenizer: PreTrainedTokenizerFast, text: str
-) -> None:
+def test_any_text_is_decoded_to_itself(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     ids = tokenizer(text, add_special_tokens=False).input_ids
     assert tokenizer.decode(ids) == text
 
 
-def test_training_twice_gives_the_same_tokenizer(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_tokenizer_training_is_reproducible(tokenizer: PreTrainedTokenizerFast) -> None:
     again = train_tokenizer(islice(tokenizer_texts([], 0, 300), 600), vocab_size=600)
     assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()

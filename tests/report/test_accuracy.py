@@ -1,4 +1,4 @@
-"""Accuracy in tables: where answers are scored, and only there."""
+"""Tests that tables have accuracy only for scored answers."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ from specbench_cli.summary.summary import summarise
 
 @pytest.fixture
 def reading(synthetic, manifest, tmp_path):
-    """A run's, of which questions of mathematics are scored: sps is wrong, others are right."""
+    """Return a function that makes report data with scored maths questions. Only sps is wrong."""
 
     def make(scored=True):
         records = synthetic.records()
@@ -29,7 +29,7 @@ def reading(synthetic, manifest, tmp_path):
     return make
 
 
-def test_accuracy_is_the_mean_score_of_what_is_scored(reading):
+def test_accuracy_is_the_mean_score_of_scored_answers(reading):
     found = {(row["family"], row["label"]): row["score"] for row in row_dicts(reading().summary)}
     assert found["math_reasoning", "pld"] == found["all", "pld"] == 1
     assert found["math_reasoning", "sps"] == found["all", "sps"] == 0

@@ -1,4 +1,4 @@
-"""Claimed and measured, and the paragraph that says how."""
+"""Tests of the table of claimed and measured speedups, and of the methods paragraph."""
 
 from __future__ import annotations
 
@@ -31,26 +31,28 @@ def only_sps_claims(monkeypatch):
     monkeypatch.setattr(claims, "find_papers", lambda name: [CLAIMED] if name == "sps" else [])
 
 
-def test_a_claim_stands_beside_the_best_row_of_its_method(make_run, synthetic, only_sps_claims):
+def test_a_claim_is_compared_with_the_fastest_variant_of_its_method(
+    make_run, synthetic, only_sps_claims
+):
     worse = synthetic.Fake("sps-1", method="sps", length=1, alpha=0.7, draft_cost=0.12)
     reading = read_report_data(make_run(fakes=[synthetic.vanilla, synthetic.sps, worse]))
     (line,) = claims.compare_claims(reading.summary, reading.facts)
-    cells = (column.format(line) for column in claims.COLUMNS)
-    label, claimed, there, source, measured, here = cells
+    values = (column.format(line) for column in claims.COLUMNS)
+    label, claimed, claimed_setting, source, measured, measured_setting = values
     assert (label, claimed, source) == ("sps", "2.90x", "abstract")
-    assert there == "Vicuna-7B, MT-Bench, T=0, one A100"
+    assert claimed_setting == "Vicuna-7B, MT-Bench, T=0, one A100"
     assert measured.startswith(f"{line.row.speedup:.2f}x [")
-    assert here == "embedded-7m, draft embedded-1m, mini, greedy fp32, cpu"
+    assert measured_setting == "embedded-7m, draft embedded-1m, mini, greedy fp32, cpu"
 
 
-def test_a_report_has_no_such_table_where_nothing_was_claimed(make_run, synthetic, monkeypatch):
+def test_a_report_without_claims_has_no_claims_table(make_run, synthetic, monkeypatch):
     reading = read_report_data(make_run(fakes=[synthetic.vanilla, synthetic.pld]))
     monkeypatch.setattr(claims, "find_papers", lambda name: [])
     page = render(page_of(reading.summary, reading.run.manifest, reading.incidents, ()))
     assert claims.TITLE not in page
 
 
-def test_a_method_that_is_not_here_claims_nothing():
+def test_an_unknown_method_has_no_claims():
     assert list(claims.find_papers("no-such-method")) == []
 
 
@@ -73,7 +75,7 @@ def test_the_paragraph_is_filled_from_the_manifest(make_run):
     assert "; 1 thread was used, with" in " ".join(alone)
 
 
-def test_the_paragraph_says_what_is_special(make_run, synthetic):
+def test_the_paragraph_describes_unusual_settings(make_run, synthetic):
     fakes = [synthetic.vanilla, synthetic.sps]
 
     def noisy(manifest):
@@ -92,7 +94,7 @@ def test_the_paragraph_says_what_is_special(make_run, synthetic):
     assert "share a letter" not in text
 
 
-def test_what_a_manifest_lacks_has_no_sentence(make_run):
+def test_missing_facts_have_no_sentence(make_run):
     reading = read_report_data(make_run())
     text = " ".join(sentences(reading.summary, {}))
     assert "machine" not in text

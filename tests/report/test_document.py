@@ -1,4 +1,4 @@
-"""A document is written as Markdown, and a grid in every format, with its text as it is."""
+"""Tests of writing a document as Markdown and a grid in every format."""
 
 from specbench_cli.report.document import (
     Bullets,
@@ -15,14 +15,14 @@ from specbench_cli.report.terminal.grid import draw
 from specbench_cli.summary.columns import Heading
 
 
-def made():
+def make_grid():
     headings = ("method", Heading("MAT", "accepted tokens"))
     lines = [("sps", "2.10"), ("typical", None)]
     return make_value_grid(headings, lines, sections=((1, "lossy"),), id="it", caption="Rows")
 
 
 def test_every_kind_of_part_is_written():
-    grid = made()
+    grid = make_grid()
     document = ReportDocument(
         "a run",
         [
@@ -40,14 +40,19 @@ def test_every_kind_of_part_is_written():
     )
 
 
-def test_text_is_never_markup():
-    said = "<b>*x* @user"
-    page = render(ReportDocument(said, [Section(said, [Paragraph(said), Bullets([said])])]))
+def test_text_is_escaped_in_markdown():
+    hostile_text = "<b>*x* @user"
+    page = render(
+        ReportDocument(
+            hostile_text,
+            [Section(hostile_text, [Paragraph(hostile_text), Bullets([hostile_text])])],
+        )
+    )
     assert page.count("&lt;b>\\*x\\* `@user`") == 4
 
 
-def test_a_terminal_aligns_the_same_grid_and_splits_it_where_it_is_too_wide():
-    assert [line.plain for line in draw(made())] == [
+def test_terminal_grid_is_aligned_and_split_if_too_wide():
+    assert [line.plain for line in draw(make_grid())] == [
         "method    MAT",
         "sps      2.10",
         "lossy",
@@ -58,8 +63,8 @@ def test_a_terminal_aligns_the_same_grid_and_splits_it_where_it_is_too_wide():
     assert split == [["method", "first"], ["sps", "1" * 9], ["method", "second"], ["sps", "2" * 9]]
 
 
-def test_a_page_sorts_the_same_grid_by_its_values():
-    page = render_parts([Section("Results", [made(), Paragraph("<b>")], id="results")])
+def test_html_grid_has_sortable_values():
+    page = render_parts([Section("Results", [make_grid(), Paragraph("<b>")], id="results")])
     assert '<h2 id="results-heading">Results</h2>' in page and "&lt;b&gt;" in page
     assert 'title="accepted tokens">MAT</th>' in page
     assert 'data-value="2.1">2.10</td>' in page and '<td class="number">-</td>' in page

@@ -1,5 +1,4 @@
-"""Words of a plug-in, a task file or a stranger's run do nothing in what specbench prints or
-writes."""
+"""Tests that hostile text of a plug-in, a task file or a run is harmless in all outputs."""
 
 from __future__ import annotations
 
@@ -65,11 +64,11 @@ AS_NAME = " ".join(
 """Hostile texts that a label may contain."""
 JOINERS = "\u200c\u200d\ufe0f"
 BLANK = {"\u2800", "\U00016fe4", "\U0001d159"}
-"""Symbols and marks that are drawn as nothing: a Braille pattern, a filler, a note's head."""
+"""Characters without a visible glyph: a Braille pattern, a filler, a musical symbol."""
 
 
 def _ignorable():
-    """Unicode's Default_Ignorable_Code_Point of DerivedCoreProperties.txt."""
+    """Yield the characters with the Unicode property Default_Ignorable_Code_Point."""
     ranges = """00AD 034F 061C 115F-1160 17B4-17B5 180B-180F 200B-200F 202A-202E 2060-206F 3164
         FE00-FE0F FEFF FFA0 FFF0-FFF8 1BCA0-1BCA3 1D173-1D17A E0000-E0FFF"""
     for each in ranges.split():
@@ -135,19 +134,19 @@ def pages(folder):
     ids=str,
 )
 @pytest.mark.parametrize("person", [False, True], ids=["pipe", "terminal"])
-def test_nothing_hostile_reaches_a_terminal(hostile, capsys, monkeypatch, options, person):
+def test_terminal_output_is_escaped(hostile, capsys, monkeypatch, options, person):
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("FORCE_COLOR", "1" if person else "")
     run = hostile()
     capsys.readouterr()
     app._run(["report", str(run.path), *options])
-    said = capsys.readouterr()
-    assert "u202e" in said.out, "the report shows the label, spelled out"
-    # rich ends a style with ESC [ 0 m even without colours; the words themselves hold no ESC.
-    assert not hidden(re.sub(r"\x1b\[[0-9;]*m", "", said.out + said.err))
+    printed = capsys.readouterr()
+    assert "u202e" in printed.out, "the report shows the escaped label"
+    # rich ends a style with ESC [ 0 m even without colours. The text itself contains no ESC.
+    assert not hidden(re.sub(r"\x1b\[[0-9;]*m", "", printed.out + printed.err))
 
 
-def test_nothing_hostile_is_in_the_files_of_a_report(hostile, tmp_path, figures):
+def test_files_of_a_report_are_escaped(hostile, tmp_path, figures):
     run = hostile()
     out = tmp_path / "out"
     assert app._run(
@@ -165,7 +164,7 @@ def test_nothing_hostile_is_in_the_files_of_a_report(hostile, tmp_path, figures)
     assert "\\input{/etc" not in "".join(t for f, t in written.items() if f.suffix == ".tex")
 
 
-def test_no_text_of_a_run_leaves_the_code_block_or_a_cell_of_report_md(hostile, tmp_path):
+def test_text_of_a_run_stays_in_its_code_block_or_table_cell(hostile, tmp_path):
     run = hostile()
     app._run(["report", str(run.path), "--to", "md", "--out", str(tmp_path / "out")])
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
@@ -178,7 +177,7 @@ def test_no_text_of_a_run_leaves_the_code_block_or_a_cell_of_report_md(hostile, 
         assert not re.search(r"(?<!\\)\]\((?!figures/)", part)
 
 
-def test_every_cell_of_a_csv_file_is_harmless(hostile, tmp_path):
+def test_csv_values_are_not_formulas(hostile, tmp_path):
     run = hostile()
     app._run(["report", str(run.path), "--to", "csv", "--out", str(tmp_path / "out")])
     with (tmp_path / "out" / "summary.csv").open(newline="", encoding="utf-8") as file:
@@ -191,7 +190,7 @@ def test_every_cell_of_a_csv_file_is_harmless(hostile, tmp_path):
                 float(value)
 
 
-def test_comparisons_hold_nothing_hostile(hostile, tmp_path, capsys):
+def test_comparisons_are_escaped(hostile, tmp_path, capsys):
     base, new = hostile("base"), hostile("new")
     out = tmp_path / "out"
     out.mkdir()
@@ -199,15 +198,15 @@ def test_comparisons_hold_nothing_hostile(hostile, tmp_path, capsys):
     app._run(["compare", *both, "--to", "markdown,junit,json", "-o", str(out)])
     for options in ((), ("--format", "tsv"), ("--format", "json"), ("--to", "markdown")):
         app._run(["compare", *both, *options])
-    said = capsys.readouterr()
-    assert not hidden(said.out + said.err)
+    printed = capsys.readouterr()
+    assert not hidden(printed.out + printed.err)
     files = pages(out)
     assert len(files) == 4  # .specbench.json is among them
     for file in files:
         assert not hidden(file.read_text(encoding="utf-8")), file.name
 
 
-def test_a_gallery_holds_nothing_hostile(make_run, synthetic, tmp_path, figures, capsys):
+def test_files_of_a_gallery_are_escaped(make_run, synthetic, tmp_path, figures, capsys):
     fakes = (synthetic.vanilla, synthetic.Fake(AS_NAME, method="sps", length=5, alpha=0.7))
 
     def change(manifest):
@@ -223,7 +222,7 @@ def test_a_gallery_holds_nothing_hostile(make_run, synthetic, tmp_path, figures,
         assert not hidden(file.read_text(encoding="utf-8")), file.name
 
 
-def test_exports_hold_nothing_hostile(hostile, tmp_path):
+def test_exports_are_escaped(hostile, tmp_path):
     out = tmp_path / "out"
     assert app._run(["export", str(hostile().path), "--inspect", "--lm-eval", "-o", str(out)]) == 0
     files = pages(out)
@@ -233,7 +232,7 @@ def test_exports_hold_nothing_hostile(hostile, tmp_path):
 
 
 @pytest.mark.parametrize("words", HOSTILE.values(), ids=HOSTILE)
-def test_every_sink_spells_hidden_characters_out(words, capsys):
+def test_every_output_function_escapes_hidden_characters(words, capsys):
     output.data(words)
     output.data(output.make_text(words, "bold"))
     output.note(words)
@@ -243,9 +242,9 @@ def test_every_sink_spells_hidden_characters_out(words, capsys):
     output.facts({words: words})
     output.console(stderr=False).print(words)
     output.json_line({words: words})
-    said = capsys.readouterr()
-    assert not hidden(said.out + said.err)
-    found = json.loads(said.out.splitlines()[-1])
+    printed = capsys.readouterr()
+    assert not hidden(printed.out + printed.err)
+    found = json.loads(printed.out.splitlines()[-1])
     assert found == {words: words}
     for page in (table([words], [[words]]), inline(words), fenced(words), str(escape(words))):
         assert not hidden(page)
@@ -258,15 +257,17 @@ def test_every_sink_spells_hidden_characters_out(words, capsys):
     )
 
 
-def test_every_hidden_character_of_unicode_is_spelled_out():
-    drawn = ("ARABIC", "SYRIAC", "KAITHI")  # format characters that are signs around numbers
+def test_every_hidden_character_of_unicode_is_escaped():
+    visible_scripts = ("ARABIC", "SYRIAC", "KAITHI")  # visible format characters of numbers
     every = hidden("".join(map(chr, range(sys.maxunicode + 1))))
-    signs = {each for each in every if unicodedata.name(each, "?").startswith(drawn)} - {"\u061c"}
+    signs = {each for each in every if unicodedata.name(each, "?").startswith(visible_scripts)} - {
+        "\u061c"
+    }
     assert {each for each in every - signs if output.escape_hidden(each) == each} == set()
     assert {each for each in signs if output.escape_hidden(each) != each} == set()
 
 
-def test_text_that_people_write_is_left_alone():
+def test_ordinary_text_is_not_escaped():
     for words in (
         "Grüße, 日本語 \u0646\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
         "👩\u200d🔬 ❤\ufe0f",
@@ -276,24 +277,24 @@ def test_text_that_people_write_is_left_alone():
 
 
 @pytest.mark.parametrize(
-    "say", [output.data, output.note, lambda words: output.tsv([{"a": words}])]
+    "write", [output.data, output.note, lambda words: output.tsv([{"a": words}])]
 )
-def test_untrusted_text_is_no_command_in_a_github_log(say, capsys, monkeypatch):
+def test_text_is_not_a_command_in_a_github_log(write, capsys, monkeypatch):
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    say("::error::x\n  ::add-mask::1\n##[set-output name=a]b")
+    write("::error::x\n  ::add-mask::1\n##[set-output name=a]b")
     lines = "".join(capsys.readouterr()).splitlines()
     assert not any(line.lstrip().startswith("::") or "##[" in line for line in lines)
 
 
-def test_json_in_a_github_log_holds_no_command_and_reads_the_same(capsys):
+def test_json_in_a_github_log_is_no_command_and_is_read_back(capsys):
     output.json_line({"a": "##[set-output name=a]b"})
-    said = capsys.readouterr().out
-    assert "##[" not in said
-    assert json.loads(said) == {"a": "##[set-output name=a]b"}
+    printed = capsys.readouterr().out
+    assert "##[" not in printed
+    assert json.loads(printed) == {"a": "##[set-output name=a]b"}
 
 
 @pytest.mark.parametrize(
-    ("word", "shown"),
+    ("word", "expected"),
     [
         ("<b>x", "&lt;b>x"),
         ("[x](y) [x](http://y)", "[x]\\(y) [x]\\(`http://y)`"),
@@ -311,8 +312,8 @@ def test_json_in_a_github_log_holds_no_command_and_reads_the_same(capsys):
         ("\\", "\\\\"),
     ],
 )
-def test_a_markdown_cell_is_shown_as_it_is(word, shown):
-    assert table(["a"], [[word]]).splitlines()[-1] == f"| {shown} |"
+def test_a_markdown_table_cell_is_escaped(word, expected):
+    assert table(["a"], [[word]]).splitlines()[-1] == f"| {expected} |"
 
 
 LIVE = (
@@ -352,16 +353,16 @@ LIVE = (
 
 @pytest.mark.parametrize("word", LIVE)
 @pytest.mark.parametrize("frame", ["{}", "see {} there", "{}|{}", "`{}", "\\{}", "**{}**"])
-def test_words_that_a_renderer_links_are_code(word, frame):
+def test_text_that_a_renderer_would_link_is_code(word, frame):
     words = frame.format(*[word] * frame.count("{}"))
     for page, end in ((f"# {inline(words)}\n", "h1"), (table(["a"], [[words]]), "td")):
         html = MarkdownIt("commonmark").enable("table").render(page)
-        shown = html.rpartition(f"<{end}>")[2].partition(f"</{end}>")[0]
-        assert unescape(re.sub(r"</?code>", "", shown)) == words
-        bare = re.sub(r"<code>.*?</code>", "", shown)
-        assert not re.search(r"[^\W\d_]{4}|\d", bare.replace("there", "").replace("&quot;", "")), (
-            bare
-        )
+        expected = html.rpartition(f"<{end}>")[2].partition(f"</{end}>")[0]
+        assert unescape(re.sub(r"</?code>", "", expected)) == words
+        without_code = re.sub(r"<code>.*?</code>", "", expected)
+        assert not re.search(
+            r"[^\W\d_]{4}|\d", without_code.replace("there", "").replace("&quot;", "")
+        ), without_code
 
 
 @pytest.mark.parametrize(
@@ -371,12 +372,12 @@ def test_words_that_a_renderer_links_are_code(word, frame):
         "[a|b]: c",
     ],
 )
-def test_no_text_begins_a_block_or_defines_a_link(words):
+def test_text_starts_no_block_and_defines_no_link(words):
     found = MarkdownIt("commonmark").render(f"- {inline(words)}\n\n[a] [a|b]\n")
     assert found == f"<ul>\n<li>{escape_html(words)}</li>\n</ul>\n<p>[a] [a|b]</p>\n"
 
 
-def test_words_that_nobody_links_are_not_code():
+def test_text_that_no_renderer_links_is_not_code():
     words = "1.05x [1.01, 1.46] 8% 0.1234567 a: b, multi-turn C# @ 1,204 (2 of 3) v2.4.1 12:30:45"
     words += " 2.1µs 1.05\u00d7 12.5\u201313.0 0.5≈0.6 e.g.— 你好。再见 v1.2.3.4 naïve.Text"
     assert inline(words) == words
@@ -385,21 +386,21 @@ def test_words_that_nobody_links_are_not_code():
 @pytest.mark.parametrize(
     "word", [":a", "a", "a.", "[a", "](", "`", "A-", "<", "1:", "~", "*", "1.", ".a", "a-"]
 )
-def test_long_text_takes_time_in_proportion(word):
-    begun = time.process_time()
+def test_escaping_takes_linear_time(word):
+    start = time.process_time()
     inline(f":{word * 50_000}")
     inline(":[" + word * 50_000 + "]")
     inline("1" + word * 50_000 + "ф")
-    assert time.process_time() - begun < 2
+    assert time.process_time() - start < 2
 
 
-def bare(page):
-    """The text that a page of Markdown shows outside of code, as HTML."""
+def without_code(page):
+    """Return the HTML of a Markdown page without its code."""
     html = MarkdownIt("commonmark", {"html": True}).enable("table").render(page)
     return re.sub(r"<(code|pre)>.*?</\1>", "", html, flags=re.DOTALL)
 
 
-def test_no_page_of_markdown_holds_a_live_link_mention_or_reference(hostile, tmp_path):
+def test_markdown_pages_have_no_links_mentions_or_references(hostile, tmp_path):
     base, new = hostile("base"), hostile("new")
     app._run(["report", str(base.path), "--to", "md", "--out", str(tmp_path)])
     both = [str(base.path), str(new.path)]
@@ -407,12 +408,12 @@ def test_no_page_of_markdown_holds_a_live_link_mention_or_reference(hostile, tmp
     for file in ("report.md", "compare.md"):
         page = (tmp_path / file).read_text(encoding="utf-8")
         assert "torvalds" in page
-        found = bare(page)
+        found = without_code(page)
         assert "<a " not in found
         assert not re.search(r"@\w|#\w|//|www\.|GH-1|evil\.com|!7|~bug|:smile:", found), file
 
 
-def test_a_code_block_is_closed_by_no_line_of_its_text():
+def test_text_cannot_close_its_code_block():
     assert fenced("a\n```\nb").splitlines() == ["````", "a", "```", "b", "````"]
 
 
@@ -423,7 +424,7 @@ def test_a_code_block_is_closed_by_no_line_of_its_text():
         *("=cmd|' /C calc'!A0", "-2+3+cmd|' /C calc'!A0", "\uff1d1+1", "\uff20SUM(A1)"),
     ],
 )
-def test_no_csv_cell_is_a_formula_and_numbers_stay_numbers(word):
+def test_formulas_are_escaped_and_numbers_are_not(word):
     assert escape_formula(word) == f"'{output.escape_hidden(word)}"
     assert escape_formula(-1.5) == -1.5
     written = io.StringIO()
@@ -437,18 +438,18 @@ def test_no_csv_cell_is_a_formula_and_numbers_stay_numbers(word):
         *("a;=1+1", "a\t=1+1", "a\n@SUM(A1)", "a; +cmd", "\t=1", "\r=1", "\n=1", "\x0c\n+true"),
     ],
 )
-def test_no_part_of_a_csv_cell_that_a_spreadsheet_splits_off_is_a_formula(word):
+def test_formulas_after_a_separator_are_escaped(word):
     found = str(escape_formula(word))
     assert not re.search(r"[;\t\r\n]\s*[=+@-]", found)
     assert not found.lstrip().startswith(tuple("=+@-"))
 
 
-def test_tab_separated_lines_hold_no_formula_and_figures_as_they_are(capsys):
+def test_tsv_has_escaped_formulas_and_unchanged_figures(capsys):
     output.tsv([{"a": "=cmd|' /C calc'!A0", "b": "-2+3+cmd|x", "c": -1.5, "d": "-1.5", "e": "-"}])
     line = capsys.readouterr().out.splitlines()[1].split("\t")
     assert line == ["'=cmd|' /C calc'!A0", "'-2+3+cmd|x", "-1.5", "-1.5", "-"]
 
 
-def test_overrides_of_the_direction_are_spelled_out_on_a_terminal_and_in_the_page():
+def test_direction_overrides_are_escaped():
     assert output.escape_hidden("a\u202eb\u2066c\ud800") == "a\\u202eb\\u2066c\\ud800"
     assert embed_json({"a": "x\u202ey"}) == '{"a":"x\\\\u202ey"}'

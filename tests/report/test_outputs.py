@@ -1,4 +1,4 @@
-"""What a run's end leaves in its folder, and what `specbench report` makes of it."""
+"""Tests of the files that a run writes at its end and of `specbench report`."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def run(synthetic, manifest, tmp_path, monkeypatch) -> RunDir:
 
 
 @pytest.fixture
-def undrawn(monkeypatch):
+def without_figures(monkeypatch):
     """Figures take longest, and what is tested is elsewhere."""
     monkeypatch.setattr(outputs, "write_figures", lambda *_, **__: [])
 
 
-def test_end_of_a_run_leaves_csv_parquet_figures_and_a_report_with_settings_and_incidents(run):
+def test_a_run_writes_csv_parquet_figures_and_a_report_at_its_end(run):
     reading = write_outputs(run)
     assert {file.name for file in run.path.iterdir()} == {
         "manifest.json",
@@ -68,7 +68,7 @@ def test_end_of_a_run_leaves_csv_parquet_figures_and_a_report_with_settings_and_
     assert str(run.path.parent) not in page
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_summary_csv_has_every_figure_overall_and_by_family(run):
     summary = write_outputs(run).summary
     with (run.path / "summary.csv").open() as file:
@@ -82,7 +82,7 @@ def test_summary_csv_has_every_figure_overall_and_by_family(run):
     assert overall["vanilla"]["speedup_low"] == ""
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_report_of_a_clean_run_has_no_incidents(synthetic, manifest, tmp_path):
     run = RunDir.create(tmp_path / "run", manifest)
     run.append(synthetic.records([synthetic.vanilla, synthetic.sps], prompts=4))
@@ -92,8 +92,8 @@ def test_report_of_a_clean_run_has_no_incidents(synthetic, manifest, tmp_path):
         assert title not in page
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_many_incidents_are_not_all_listed(synthetic, manifest, tmp_path):
+@pytest.mark.usefixtures("without_figures")
+def test_long_lists_of_incidents_are_shortened(synthetic, manifest, tmp_path):
     bad = synthetic.Fake("bad", length=5, alpha=0.9, verdict="mismatch")
     run = RunDir.create(tmp_path / "run", manifest)
     run.append(synthetic.records([synthetic.vanilla, bad], prompts=60))
@@ -103,14 +103,14 @@ def test_many_incidents_are_not_all_listed(synthetic, manifest, tmp_path):
     assert "And 10 more, in records.jsonl." in page
 
 
-def test_report_of_the_last_run_is_a_table_by_family(run, capsys):
+def test_report_prints_a_table_by_family(run, capsys):
     assert report(ReportOptions(runs=["last"], form="tsv")) == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 1 + 6 * 7
     assert "by task: specbench report last" in err
 
 
-def test_report_writes_the_formats_asked_for_into_the_runs_folder(run, capsys):
+def test_report_writes_the_requested_formats(run, capsys):
     assert report(ReportOptions(runs=[str(run.path)], to="md, csv,json")) == 0
     folder = run.path / "report"
     assert {file.name for file in folder.iterdir()} == {
@@ -127,7 +127,7 @@ def test_report_writes_the_formats_asked_for_into_the_runs_folder(run, capsys):
     assert str(folder / "report.md") in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_a_run_given_twice_counts_once(run, tmp_path):
     assert (
         report(ReportOptions(runs=[str(run.path), "last"], to="csv,json", out=tmp_path / "once"))
@@ -165,7 +165,7 @@ def test_records_are_parsed_once_for_figures_of_all_rows(run, tmp_path, monkeypa
         ({"also": "speed"}, "--also must be spec-bench, got 'speed'"),
     ],
 )
-def test_wrong_option_is_refused_with_what_is_allowed(run, options, message):
+def test_invalid_option_is_rejected_with_the_allowed_values(run, options, message):
     with pytest.raises(UsageError, match=message):
         report(ReportOptions(runs=[str(run.path)], **options))
 
@@ -176,6 +176,6 @@ def test_folder_that_cannot_be_made_is_a_usage_error(run, tmp_path):
         report(ReportOptions(runs=[str(run.path)], to="csv", out=tmp_path / "file" / "x"))
 
 
-def test_folder_that_is_no_run_is_refused(tmp_path):
+def test_folder_without_a_run_is_rejected(tmp_path):
     with pytest.raises(UsageError, match="contains no run"):
         report(ReportOptions(runs=[str(tmp_path)]))

@@ -1,4 +1,4 @@
-"""The sweep of a run: its points, its front, its table."""
+"""Tests of a sweep: its points, its Pareto front, and its table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specbench_cli.report.report_data import Incidents
 from specbench_cli.summary.pareto import find_sweep, write_points
 
 
-def test_points_are_in_the_order_asked_for_and_say_what_was_swept(swept_run):
+def test_points_have_the_order_of_the_options_and_the_swept_values(swept_run):
     sweep = find_sweep(*swept_run())
     assert sweep.params == ("length",)
     assert [(p.row.label, p.swept, p.along, p.series) for p in sweep.points[:3]] == [
@@ -23,7 +23,7 @@ def test_points_are_in_the_order_asked_for_and_say_what_was_swept(swept_run):
     assert [p.row.label for p in sweep.points[-2:]] == ["pld", "hf:vanilla"]
 
 
-def test_rates_are_what_drafting_wasted_and_saved(swept_run):
+def test_discard_and_verification_rates_are_computed_from_counters(swept_run):
     rows = {row.label: row for row in swept_run()[0].rows}
     assert (rows["vanilla"].discard_rate, rows["vanilla"].verification_rate) == (0, 1)
     assert (rows["hf:vanilla"].discard_rate, rows["hf:vanilla"].verification_rate) == (0, 1)
@@ -35,18 +35,18 @@ def test_rates_are_what_drafting_wasted_and_saved(swept_run):
             assert row.discard_rate == pytest.approx(drafted * (1 - row.acceptance_rate) / tokens)
 
 
-def test_front_holds_every_row_that_none_dominates_and_no_other(swept_run):
+def test_front_has_exactly_the_points_that_no_other_dominates(swept_run):
     sweep = find_sweep(*swept_run())
     ranked = [p for p in sweep.points if not p.row.peer]
     for point in ranked:
         at = point.row.discard_rate, point.row.verification_rate
         others = [(p.row.discard_rate, p.row.verification_rate) for p in ranked]
-        beaten = any(d <= at[0] and v <= at[1] and (d, v) != at for d, v in others)
-        assert point.front is not beaten
+        dominated = any(d <= at[0] and v <= at[1] and (d, v) != at for d, v in others)
+        assert point.front is not dominated
     assert ranked[0].front
 
 
-def test_lossy_and_broken_rows_and_peers_are_never_on_the_front(swept_run, synthetic):
+def test_lossy_broken_and_other_engines_methods_are_not_on_the_front(swept_run, synthetic):
     best = {"length": 9, "alpha": 0.99}
     lossy = synthetic.Fake("relaxed", guarantee="quality_only", **best)
     broken = synthetic.Fake("bad", verdict="mismatch", **best)
@@ -57,11 +57,11 @@ def test_lossy_and_broken_rows_and_peers_are_never_on_the_front(swept_run, synth
 
 
 @pytest.mark.parametrize("config", [{"sweep": {}}, {"tune": 8}])
-def test_run_that_does_not_sweep_has_none(swept_run, config):
+def test_run_without_a_sweep_has_no_points(swept_run, config):
     assert find_sweep(*swept_run(**config)) is None
 
 
-def test_lines_of_a_product_run_along_the_parameter_with_most_numbers(swept_run):
+def test_lines_follow_the_parameter_with_most_numeric_values(swept_run):
     swept = {"sps": {"rule": ["author", "other"], "length": [1, 3], "max": [20]}}
     points = find_sweep(*swept_run(sweep=swept)).points
     assert {p.along for p in points if p.row.method == "sps"} == {"length"}
@@ -90,7 +90,7 @@ def test_report_has_the_table_and_the_plot(swept_run):
     assert "![speedup over vanilla](figures/pareto" not in page
 
 
-def test_report_tells_how_parameters_were_tuned(swept_run):
+def test_report_describes_the_tuning(swept_run):
     summary, manifest = swept_run(tune=4)
     manifest["tuning"] = {
         "budget": 4,

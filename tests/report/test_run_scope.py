@@ -1,4 +1,4 @@
-"""Rows that learn from one prompt for the next stand apart in every table, which says why."""
+"""Tests that methods that learn from earlier prompts have their own section in every table."""
 
 import pytest
 
@@ -14,8 +14,8 @@ from specbench_cli.summary.summary import summarise
 
 
 @pytest.fixture
-def made(synthetic, manifest):
-    """A summary and its manifest: two methods that forget a prompt, two that learn, one lossy."""
+def summary_and_manifest(synthetic, manifest):
+    """A summary and its manifest: three methods without learning, two that learn, one lossy."""
     fast = synthetic.Fake("suffix", length=8, alpha=0.9, cost=1.1)
     slow = synthetic.Fake("sam", length=3, alpha=0.2, cost=1.3)
     lossy = synthetic.Fake("lax", length=5, alpha=0.9, guarantee="quality_only")
@@ -27,8 +27,8 @@ def made(synthetic, manifest):
     return summarise(synthetic.records(fakes, prompts=12), manifest, resamples=50), manifest
 
 
-def test_the_fastest_row_that_learns_comes_behind_the_slowest_that_forgets(made):
-    summary, _ = made
+def test_learning_methods_are_listed_after_all_others(summary_and_manifest):
+    summary, _ = summary_and_manifest
     labels = [row.label for row in summary.rows]
     assert labels[3:] == ["suffix", "sam", "lax"] and set(labels[:3]) == {"vanilla", "sps", "pld"}
     speedups = {row.label: row.speedup for row in summary.rows}
@@ -38,8 +38,8 @@ def test_the_fastest_row_that_learns_comes_behind_the_slowest_that_forgets(made)
         assert [row.label for row in rows] == labels
 
 
-def test_terminal_and_markdown_have_a_line_of_legend_above_them(made):
-    summary, manifest = made
+def test_terminal_and_markdown_have_a_heading_above_learning_methods(summary_and_manifest):
+    summary, manifest = summary_and_manifest
     lines = run_text(summary, Facts.from_manifest(manifest)).splitlines()
     at = lines.index(text.RUN_SCOPE)
     assert [line.split()[0] for line in (lines[at - 1], *lines[at + 1 : at + 3])][1:] == [
@@ -49,15 +49,18 @@ def test_terminal_and_markdown_have_a_line_of_legend_above_them(made):
     assert lines[at + 3] == text.LOSSY and len(text.RUN_SCOPE) <= WIDTH
     page = render(report(summary, manifest, Incidents(), []))
     part = page.split("## All families")[1].split("\n\n")
-    said = part.index(f"{text.RUN_SCOPE.capitalize()}.")
-    assert "| suffix |" in part[said + 1] and "| sps |" not in part[said + 1]
-    assert "| sps |" in part[said - 1] and "| suffix |" not in part[said - 1]
+    line_index = part.index(f"{text.RUN_SCOPE.capitalize()}.")
+    assert "| suffix |" in part[line_index + 1] and "| sps |" not in part[line_index + 1]
+    assert "| sps |" in part[line_index - 1] and "| suffix |" not in part[line_index - 1]
 
 
-def test_the_page_has_a_table_of_them_overall_and_by_family(made):
+def test_html_page_has_tables_of_learning_methods(summary_and_manifest):
     found = {
         table.id: table
-        for table in (*tables.overall_tables(made[0]), *tables.family_tables(made[0]))
+        for table in (
+            *tables.overall_tables(summary_and_manifest[0]),
+            *tables.family_tables(summary_and_manifest[0]),
+        )
     }
     assert list(found) == [
         f"{part}-{kind}" for part in ("overall", "family") for kind in ("lossless", "run", "lossy")
@@ -66,7 +69,7 @@ def test_the_page_has_a_table_of_them_overall_and_by_family(made):
     assert "depend on the order of the prompts" in found["overall-run"].note
 
 
-def test_latex_and_rows_for_programs_say_it_too(make_run, synthetic, tmp_path):
+def test_latex_and_csv_mark_learning_methods(make_run, synthetic, tmp_path):
     rows = [{"label": label} for label in ("vanilla", "sps")]
     learning = {"rows": [*rows, {"label": "pld", "state_scope": "run"}]}
     run = make_run(
@@ -85,6 +88,6 @@ def test_latex_and_rows_for_programs_say_it_too(make_run, synthetic, tmp_path):
     assert scopes == {"vanilla": "", "sps": "", "pld": "run"}
 
 
-def test_runs_that_did_not_keep_it_have_one_group(synthetic, manifest):
+def test_runs_without_a_state_scope_have_one_section(synthetic, manifest):
     summary = summarise(synthetic.records(prompts=6), manifest, resamples=20)
     assert text.sections(summary.rows) == ()

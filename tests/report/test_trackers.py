@@ -1,4 +1,4 @@
-"""Rows in experiment trackers, without a network."""
+"""Tests of exporting to experiment trackers, without network access."""
 
 import socket
 import sys
@@ -22,17 +22,17 @@ def rows():
 
 def test_figures_are_numbers_and_settings_are_single_values(rows):
     run = RunDir.open(RUN)
-    figures = trackers._metrics(rows["vanilla"])
-    assert figures["speedup"] == 1.0
-    assert all(type(value) is float for value in figures.values())
-    assert "speedup_low" not in figures  # the baseline has no interval
-    assert "broken" not in figures
+    metrics = trackers._metrics(rows["vanilla"])
+    assert metrics["speedup"] == 1.0
+    assert all(type(value) is float for value in metrics.values())
+    assert "speedup_low" not in metrics  # the baseline has no interval
+    assert "broken" not in metrics
     config = trackers._config(run, rows["sps"])
     assert (config["target"], config["sps.length"]) == ("embedded-7m", rows["sps"].params["length"])
     assert not [value for value in config.values() if isinstance(value, list | dict)]
 
 
-def test_a_row_is_the_same_tracker_s_run_each_time_and_another_row_another(rows):
+def test_each_method_has_a_stable_unique_run_id(rows):
     run = RunDir.open(RUN)
     ids = [trackers._id(run, row) for row in rows.values()]
     assert len(set(ids)) == len(ids)
@@ -40,25 +40,25 @@ def test_a_row_is_the_same_tracker_s_run_each_time_and_another_row_another(rows)
 
 
 @pytest.mark.parametrize("tracker", trackers.TRACKERS)
-def test_without_its_package_the_extra_is_named(tracker, monkeypatch, tmp_path, capsys):
+def test_a_missing_tracker_package_is_an_error_with_a_hint(tracker, monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, tracker, None)
     assert app._run(["export", str(RUN), f"--{tracker}", "--out", str(tmp_path)]) == 3
-    said = capsys.readouterr().err
-    assert f"the Python package '{tracker}' is not installed" in said
-    assert f"specbench-cli[{tracker}]" in said
+    message = capsys.readouterr().err
+    assert f"the Python package '{tracker}' is not installed" in message
+    assert f"specbench-cli[{tracker}]" in message
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.trackers
 @pytest.mark.filterwarnings("default")
-def test_wandb_is_written_offline_a_run_a_row(tmp_path, rows, capsys, monkeypatch):
+def test_wandb_has_one_offline_run_per_method(tmp_path, rows, capsys, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "a-name-of-this-machine")
     assert app._run(["export", str(RUN), "--wandb", "--out", str(tmp_path)]) == 0
-    made = list(tmp_path.glob("wandb/wandb/offline-run-*/run-*.wandb"))
-    ids = {file.stem.removeprefix("run-") for file in made}
+    files = list(tmp_path.glob("wandb/wandb/offline-run-*/run-*.wandb"))
+    ids = {file.stem.removeprefix("run-") for file in files}
     assert ids == {trackers._id(RunDir.open(RUN), row) for row in rows.values()}
-    whole = b"".join(file.read_bytes() for file in made)
-    assert b"specbench.machine" not in whole  # a tag is its value
+    whole = b"".join(file.read_bytes() for file in files)
+    assert b"specbench.machine" not in whole  # only the value of a tag is stored
     assert b"embedded-7m" in whole
     assert b"decode_speedup" in whole
     assert b"a-name-of-this-machine" not in whole
@@ -67,9 +67,7 @@ def test_wandb_is_written_offline_a_run_a_row(tmp_path, rows, capsys, monkeypatc
 
 @pytest.mark.trackers
 @pytest.mark.filterwarnings("default")
-def test_mlflow_s_database_holds_a_run_a_row_however_often_it_is_written(
-    tmp_path, rows, monkeypatch
-):
+def test_mlflow_has_one_run_per_method_after_repeated_exports(tmp_path, rows, monkeypatch):
     from mlflow import MlflowClient
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -87,7 +85,7 @@ def test_mlflow_s_database_holds_a_run_a_row_however_often_it_is_written(
 
 
 @pytest.mark.parametrize(
-    ("uri", "code", "says"),
+    ("uri", "code", "message"),
     [
         ("htp://127.0.0.1:5000", 2, "'htp://127.0.0.1:5000' begins with none of http, https, file"),
         ("127.0.0.1:5000", 2, "MLFLOW_TRACKING_URI '127.0.0.1:5000'"),
@@ -101,12 +99,12 @@ def test_mlflow_s_database_holds_a_run_a_row_however_often_it_is_written(
         ),
     ],
 )
-def test_mlflow_s_server_is_checked_before_anything_is_sent(
-    tmp_path, monkeypatch, capsys, uri, code, says
+def test_invalid_mlflow_server_is_rejected_before_an_export(
+    tmp_path, monkeypatch, capsys, uri, code, message
 ):
     class Silent(types.ModuleType):
         def MlflowClient(self, tracking_uri):  # noqa: N802
-            raise AssertionError("MLflow was asked")
+            raise AssertionError("MLflow was called")
 
     monkeypatch.setitem(sys.modules, "mlflow", Silent("mlflow"))
     monkeypatch.setitem(sys.modules, "mlflow.entities", types.ModuleType("mlflow.entities"))
@@ -114,10 +112,10 @@ def test_mlflow_s_server_is_checked_before_anything_is_sent(
     for name in trackers._MLFLOW_DEFAULTS:
         monkeypatch.setenv(name, "1")
     assert app._run(["export", str(RUN), "--mlflow", "--out", str(tmp_path)]) == code
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_an_error_of_mlflow_is_one_sentence(tmp_path, monkeypatch, capsys):
+def test_an_error_of_mlflow_is_one_line(tmp_path, monkeypatch, capsys):
     class Broken(types.ModuleType):
         def MlflowClient(self, tracking_uri):  # noqa: N802
             raise RuntimeError("500: out of order\n" + "traceback " * 1000)
@@ -126,7 +124,7 @@ def test_an_error_of_mlflow_is_one_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mlflow.entities", types.ModuleType("mlflow.entities"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert app._run(["export", str(RUN), "--mlflow", "--out", str(tmp_path)]) == 3
-    said = capsys.readouterr().err
-    assert "MLflow at sqlite://" in said
-    assert "RuntimeError: 500: out of order\n" in said
-    assert len(said) < 1000
+    message = capsys.readouterr().err
+    assert "MLflow at sqlite://" in message
+    assert "RuntimeError: 500: out of order\n" in message
+    assert len(message) < 1000

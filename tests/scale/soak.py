@@ -1,15 +1,14 @@
-"""Memory of a long run: one ordinary run over prompts without end, its processes' memory beside it.
+"""Measurement of the memory of a long run.
 
     python tests/scale/soak.py FOLDER --seconds 3600
 
-The embedded pair answers texts made of `mini`'s questions, each of another length, by methods
-without a model, with a draft model, with a head and with a memory. With `--distinct N` no more than
-N texts come, again and again: then no length is new after the first round, and what grows still is
-what a run keeps of each output.
+The embedded pair answers prompts of many lengths, made of the questions of `mini`. The methods
+draft without a model, with a draft model, with a head or from a memory. `--distinct N` repeats N
+prompts: after the first round no length is new, so only what a run keeps per output can grow.
 
-FOLDER gets `memory.csv` and `memory.png`: resident memory of all the run's processes every five
-seconds, and how many outputs were written by then. The last line printed is the growth over the
-second half, by least squares.
+The script writes `memory.csv` and `memory.png` to FOLDER: the resident memory of all processes of
+the run, every five seconds, and the number of outputs so far. It prints the growth over the second
+half, fitted by least squares.
 """
 
 from __future__ import annotations
@@ -38,22 +37,24 @@ from matplotlib import pyplot as plt
 METHODS = "vanilla,sps,pld,eagle2,suffix,token-recycling,sequoia"
 EVERY_S = 5
 PROMPTS = 20_000
-"""More than a machine answers in an hour."""
+"""Number of prompts, more than a machine answers in an hour."""
 
 
-def task(file: Path, prompts: int, distinct: int) -> None:
-    """A task of so many texts, of which so many are not the same, by a fixed seed."""
+def write_task(file: Path, prompts: int, distinct: int) -> None:
+    """Write a task with `prompts` prompts, of which `distinct` are different, by a fixed seed."""
     rng = Random(0)
     texts = [turn for question in load_task("mini").questions for turn in question.turns]
-    made = [" ".join(rng.sample(texts, rng.randint(1, 4))) for _ in range(min(prompts, distinct))]
+    prompt_texts = [
+        " ".join(rng.sample(texts, rng.randint(1, 4))) for _ in range(min(prompts, distinct))
+    ]
     with file.open("w", encoding="utf-8") as lines:
         for at in range(prompts):
-            row = {"turns": [made[at % len(made)]], "category": "qa"}
+            row = {"turns": [prompt_texts[at % len(prompt_texts)]], "category": "qa"}
             lines.write(json.dumps(row) + "\n")
 
 
-def resident(process: psutil.Process) -> float:
-    """MB that a process and all below it hold."""
+def measure_resident_memory(process: psutil.Process) -> float:
+    """Return the resident memory of a process and its descendants, in MB."""
     total = 0
     for each in (process, *process.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
@@ -61,18 +62,18 @@ def resident(process: psutil.Process) -> float:
     return total / 1e6
 
 
-def watched(
+def measure_run(
     folder: Path, methods: str, seconds: float, distinct: int
 ) -> list[tuple[float, float, int]]:
-    """Seconds, MB and outputs of a run that is ended after so many seconds."""
-    task(folder / "soak.jsonl", PROMPTS, distinct)
+    """Measure a run that is ended after `seconds`, as rows of seconds, MB and outputs."""
+    write_task(folder / "soak.jsonl", PROMPTS, distinct)
     run = folder / "run"
-    words = ["run", "-m", methods, "--task", str(folder / "soak.jsonl"), "--out", str(run)]
-    words += ["--max-new-tokens", "64", "--threads", "1", "--allow-noise"]
-    seen: list[tuple[float, float, int]] = []
+    arguments = ["run", "-m", methods, "--task", str(folder / "soak.jsonl"), "--out", str(run)]
+    arguments += ["--max-new-tokens", "64", "--threads", "1", "--allow-noise"]
+    samples: list[tuple[float, float, int]] = []
     outputs, read = 0, 0
     with (folder / "soak.log").open("wb") as log:
-        command = [sys.executable, "-m", "specbench_cli", *words]
+        command = [sys.executable, "-m", "specbench_cli", *arguments]
         started = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ)
         began, process = time.monotonic(), psutil.Process(started.pid)
         while started.poll() is None and time.monotonic() - began < seconds:
@@ -84,19 +85,21 @@ def watched(
                     new = file.read()
                 outputs, read = outputs + new.count(b"\n"), read + len(new)
             with suppress(psutil.NoSuchProcess):
-                seen.append((time.monotonic() - began, resident(process), outputs))
-        started.send_signal(signal.SIGTERM)  # which nohup leaves as it is
+                samples.append(
+                    (time.monotonic() - began, measure_resident_memory(process), outputs)
+                )
+        started.send_signal(signal.SIGTERM)  # nohup does not block SIGTERM
         started.wait()
-    return seen
+    return samples
 
 
-def growth(seen: list[tuple[float, float, int]]) -> dict[str, float]:
-    """What a run held, and by how much that grew over its second half."""
-    late = seen[len(seen) // 2 :]
+def fit_growth(samples: list[tuple[float, float, int]]) -> dict[str, float]:
+    """Return the memory of a run and its growth over the second half."""
+    late = samples[len(samples) // 2 :]
     slope = linear_regression([row[0] for row in late], [row[1] for row in late]).slope
     return {
-        "seconds": round(seen[-1][0]),
-        "outputs": seen[-1][2],
+        "seconds": round(samples[-1][0]),
+        "outputs": samples[-1][2],
         "mb_at_half": round(late[0][1], 1),
         "mb_at_end": round(late[-1][1], 1),
         "mb_an_hour": round(slope * 3600, 1),
@@ -105,24 +108,24 @@ def growth(seen: list[tuple[float, float, int]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run, write, draw, say."""
+    """Measure a run, write its table and figure, and print the growth."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("-m", "--methods", default=METHODS)
-    parser.add_argument("--distinct", type=int, default=PROMPTS, help="texts, again and again")
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True)
-    seen = watched(given.folder, given.methods, given.seconds, given.distinct)
-    with (given.folder / "memory.csv").open("w", newline="") as file:
+    parser.add_argument("--distinct", type=int, default=PROMPTS, help="number of different prompts")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True)
+    samples = measure_run(options.folder, options.methods, options.seconds, options.distinct)
+    with (options.folder / "memory.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["seconds", "mb", "outputs"])
-        rows.writerows((round(at), round(mb, 1), n) for at, mb, n in seen)
+        rows.writerows((round(at), round(mb, 1), n) for at, mb, n in samples)
     figure, axes = plt.subplots(figsize=(7, 3))
-    axes.plot([at / 60 for at, _, _ in seen], [mb for _, mb, _ in seen], linewidth=1)
+    axes.plot([at / 60 for at, _, _ in samples], [mb for _, mb, _ in samples], linewidth=1)
     axes.set(xlabel="minutes", ylabel="resident memory, MB", ylim=(0, None))
-    figure.savefig(given.folder / "memory.png", dpi=100, bbox_inches="tight")
-    print(json.dumps(growth(seen)))  # noqa: T201
+    figure.savefig(options.folder / "memory.png", dpi=100, bbox_inches="tight")
+    print(json.dumps(fit_growth(samples)))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Runs of any size that nobody made: as many prompts and rows as asked for, by fixed seeds.
+"""Synthetic runs with any number of prompts, methods and repeats, by fixed seeds.
 
     python tests/scale/synthetic.py FOLDER --prompts 480 --rows 45 --passes 9
 
-Records are those of a run as it would be written: counters agree, times vary by question and row.
+The records are valid: their counters agree, and their times vary by prompt and method.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _DRAFT = ForwardKind("draft", "draft", 0, 1, (0, 2))
 
 
 def write(folder: Path, prompts: int, rows: int, passes: int, status: str = "finished") -> RunDir:
-    """A run of `prompts` x `rows` x `passes` records."""
+    """Write a run of `prompts` x `rows` x `passes` records; `rows` is the number of methods."""
     labels = ["vanilla", *(f"sps-{number}" for number in range(1, rows))]
     run = RunDir.create(folder, _manifest(labels, prompts))
-    asked = [_prompt(number) for number in range(prompts)]
-    run.append_prompts(asked)
+    prompt_list = [_prompt(number) for number in range(prompts)]
+    run.append_prompts(prompt_list)
     with (folder / "records.jsonl").open("w", encoding="utf-8") as file:
-        for record in _records(asked, labels, passes):
+        for record in _records(prompt_list, labels, passes):
             file.write(to_json(record) + "\n")
     run.update(status=status)
     return run
 
 
-def _records(asked: list[Prompt], labels: list[str], passes: int) -> Iterator[Record]:
+def _records(prompt_list: list[Prompt], labels: list[str], passes: int) -> Iterator[Record]:
     for number in range(1, passes + 1):
-        for prompt in asked:
+        for prompt in prompt_list:
             rng = Random(f"{prompt.prompt_id} {number}")
             forward_ns = rng.randint(1_000_000, 2_000_000)
             for place, label in enumerate(labels):
@@ -91,9 +91,9 @@ def _record(
         steps.accepted.append(accepted)
         steps.committed.append(len(words))
         origin += words
-    spent = dict.fromkeys((0, 1, 2), 0)
+    ns_by_kind = dict.fromkeys((0, 1, 2), 0)
     for kind, t0, t1 in zip(trace.kind, trace.t0_ns, trace.t1_ns, strict=True):
-        spent[kind] += t1 - t0
+        ns_by_kind[kind] += t1 - t0
     drafted = length * len(steps.levels)
     return Record(
         prompt_id=prompt.prompt_id,
@@ -119,7 +119,7 @@ def _record(
         draft_forwards=drafted,
         target_equivalents=float(1 + len(steps.levels)),
         forwards=trace,
-        ns=Ns(now, prefill, now - prefill, spent[2], spent[1], 0),
+        ns=Ns(now, prefill, now - prefill, ns_by_kind[2], ns_by_kind[1], 0),
         peak_bytes=10**8,
         other_cpu=0.0,
         verdict=Verdict("identical" if place else "reference"),
@@ -148,16 +148,16 @@ def _manifest(labels: list[str], prompts: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Write the run that was asked for, and say how large it is."""
+    """Write a run by the command line's options, and print its size."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--prompts", type=int, default=480)
     parser.add_argument("--rows", type=int, default=45)
     parser.add_argument("--passes", type=int, default=1)
-    given = parser.parse_args()
-    run = write(given.folder, given.prompts, given.rows, given.passes)
+    options = parser.parse_args()
+    run = write(options.folder, options.prompts, options.rows, options.passes)
     size = (run.path / "records.jsonl").stat().st_size
-    count = given.prompts * given.rows * given.passes
+    count = options.prompts * options.rows * options.passes
     print(json.dumps({"records": count, "bytes": size}))  # noqa: T201
 
 

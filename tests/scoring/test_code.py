@@ -1,4 +1,4 @@
-"""Where generated code is run, what it can reach there, and who says that it passed."""
+"""Scoring of generated code: the sandbox, its limits, and the verdict of the tests."""
 
 import json
 import math
@@ -17,8 +17,8 @@ from specbench_cli.errors import EnvironmentFault
 from specbench_cli.scoring import code, sandbox
 
 
-def refused(uncontained: bool = False) -> bool:
-    """Whether this system has no namespaces, where nothing contained may be run."""
+def lacks_containment(uncontained: bool = False) -> bool:
+    """Return True if this system has no namespaces, so contained code cannot run."""
     if uncontained:
         return False
     try:
@@ -33,20 +33,20 @@ def refused(uncontained: bool = False) -> bool:
 BOTH = pytest.mark.parametrize("uncontained", [False, True], ids=["contained", "limits"])
 
 
-def ran(program: str, uncontained: bool, tests: str = "", before: str = "") -> bool:
+def passes_tests(program: str, uncontained: bool, tests: str = "", before: str = "") -> bool:
     return code.passes_tests(program, before, tests, uncontained=uncontained)
 
 
 @BOTH
-def test_right_program_passes_and_a_wrong_one_fails(uncontained):
-    if refused(uncontained):
+def test_a_correct_program_passes_and_a_wrong_one_fails(uncontained):
+    if lacks_containment(uncontained):
         return
     tests = "\nassert add(2, 3) == 5\nassert sorted({add(1, 1), 4}) == [2, 4]\n"
-    assert ran("def add(a, b):\n    print('adding')\n    return a + b", uncontained, tests)
-    assert not ran("def add(a, b):\n    return a * b", uncontained, tests)
+    assert passes_tests("def add(a, b):\n    print('adding')\n    return a + b", uncontained, tests)
+    assert not passes_tests("def add(a, b):\n    return a * b", uncontained, tests)
 
 
-BEGUN = (
+PROMPT_CODE = (
     'from typing import List\n\n\ndef add(a: int, b: int) -> int:\n    """ Add two numbers. """\n'
 )
 CHECK = "\n\ndef check(candidate):\n    assert candidate(2, 3) == 5\n\n\ncheck(add)\n"
@@ -79,17 +79,19 @@ CHECK_CLOSE = "\n\ndef check(c):\n    assert abs(c(1.33, 1) - 2.33) < 1e-6\n\n\n
         ("```\ndef subtract(a, b):\n    return a - b\n```\n```\ndef add(a, b):\n    return", False),
     ],
 )
-def test_of_several_blocks_the_one_with_the_wanted_function_counts(answer, right):
-    assert ran(answer, True, CHECK, BEGUN) == right
+def test_the_code_block_with_the_tested_function_is_used(answer, right):
+    assert passes_tests(answer, True, CHECK, PROMPT_CODE) == right
 
 
-def test_without_code_before_it_the_names_that_the_tests_read_are_wanted():
+def test_without_a_prompt_program_the_tests_determine_the_needed_names():
     example = "```python\nprint(second([1, 2]))\n```\n"
     answer = f"{example}```python\ndef second(xs):\n    return xs[1]\n```\n{example}"
-    assert ran(answer, True, "\nxs = [1, 2]\nassert second(xs) == 2\nassert len(xs) == 2\n")
+    assert passes_tests(
+        answer, True, "\nxs = [1, 2]\nassert second(xs) == 2\nassert len(xs) == 2\n"
+    )
 
 
-def test_exact_code_is_the_block_that_binds_what_the_reference_binds():
+def test_exact_code_uses_the_block_that_defines_the_reference_names():
     reference = "def add(a, b):\n    return a + b\n"
     assert code.same_code(reference, f"```\nadd(1, 2)\n```\n```\n{reference}```")
     assert not code.same_code(
@@ -113,20 +115,20 @@ FAST = (
 ).split()
 
 
-def test_hostile_programs_reach_nothing_and_fail(monkeypatch):
-    if refused():
+def test_hostile_programs_are_contained_and_fail(monkeypatch):
+    if lacks_containment():
         return
     monkeypatch.setattr(code, "TIMEOUT_S", 1.0)
     for name, reached, passed in hostile_code.run_programs(FAST):
         assert (reached, passed) == ([], False), name
 
 
-def test_hostile_programs_meet_tests_that_a_right_one_passes():
-    assert ran("def add(a, b): return a + b", True, hostile_code.TESTS)
+def test_the_tests_of_hostile_programs_accept_a_correct_one():
+    assert passes_tests("def add(a, b): return a + b", True, hostile_code.TESTS)
 
 
-def test_filter_of_system_calls_leaves_what_programs_use():
-    if refused():
+def test_the_system_call_filter_permits_ordinary_programs():
+    if lacks_containment():
         return
     program = (
         "import asyncio, fcntl, mmap, os, resource, select, shutil, signal, socket, sqlite3\n"
@@ -152,10 +154,10 @@ def test_filter_of_system_calls_leaves_what_programs_use():
         "    os.closerange(20, 30), time.sleep(0.001), os.urandom(4), os.cpu_count()\n"
         "    return asyncio.run(later())\n"
     )
-    assert ran(program, False, "\nassert all_of_it() == 7\n")
+    assert passes_tests(program, False, "\nassert all_of_it() == 7\n")
 
 
-def decided(machine: str, call: int, *arguments: int, architecture: int | None = None) -> int:
+def run_filter(machine: str, call: int, *arguments: int, architecture: int | None = None) -> int:
     """Return the decision of the filter, by interpreting its classic BPF program."""
     column = sandbox._MACHINES[machine]
     wide = [*arguments, *[0] * (6 - len(arguments))]
@@ -180,31 +182,31 @@ def decided(machine: str, call: int, *arguments: int, architecture: int | None =
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_filter_decides_by_call_argument_and_architecture(machine):
+def test_the_system_call_filter_decides_by_call_argument_and_architecture(machine):
     column = sandbox._MACHINES[machine]
     calls = {name: numbers[column] for name, numbers in sandbox.CALLS.items()}
     allowed, killed, done = 0x7FFF0000, 0x80000000, 0x50000
     not_permitted, no_such_call = 0x50001, 0x50026
 
     for number in set(range(sandbox._LAST_CALL[column])) - set(calls.values()):
-        assert decided(machine, number) == not_permitted, number
+        assert run_filter(machine, number) == not_permitted, number
     for name in hostile_code.CALLS.keys() - {"socket"}:
-        assert decided(machine, hostile_code.CALLS[name][column]) == not_permitted, name
+        assert run_filter(machine, hostile_code.CALLS[name][column]) == not_permitted, name
     assert hostile_code.CALLS["socket"][column] == calls["socket"]
     for name in ("fsync", "fdatasync", "msync", "fadvise64"):
-        assert decided(machine, calls[name]) == done
+        assert run_filter(machine, calls[name]) == done
     for call, families, kinds in (("socket", (2, 10), range(8)), ("socketpair", (1,), (1, 5))):
         for family in range(64):
             for protocol in (0, 6, 17, 132, 262):
                 for kind in range(8):
-                    for high in (0, 1 << 32):  # which the kernel ignores
+                    for high in (0, 1 << 32):  # the kernel ignores the upper half
                         fine = family in families and protocol in (0, 6, 17) and kind in kinds
                         wide = family | high, kind | 0x80800 | high, protocol | high
-                        verdict = decided(machine, calls[call], *wide)
+                        verdict = run_filter(machine, calls[call], *wide)
                         assert verdict == (allowed if fine else not_permitted)
     for command in (*range(64), *range(1024, 1048)):  # 1024: F_SETLEASE, 1026: F_NOTIFY
         fine = command in {0, 1, 2, 3, 4, 5, 1030}
-        verdict = decided(machine, calls["fcntl"], 3, command)
+        verdict = run_filter(machine, calls["fcntl"], 3, command)
         assert verdict == (allowed if fine else done if command in {6, 7} else not_permitted)
     for call, place, fine, wrong in (
         ("ioctl", 1, 0x5421, 0xC020660B),  # FIONBIO, FS_IOC_FIEMAP
@@ -213,38 +215,38 @@ def test_filter_decides_by_call_argument_and_architecture(machine):
         ("futex", 1, 0x80, 0x86),  # FUTEX_WAIT, FUTEX_LOCK_PI
     ):
         for argument, verdict in ((fine, allowed), (wrong, not_permitted)):
-            assert decided(machine, calls[call], *[0] * place, argument) == verdict, call
+            assert run_filter(machine, calls[call], *[0] * place, argument) == verdict, call
     for call in ("preadv2", "pwritev2"):
         for flags, verdict in ((0, allowed), (8, not_permitted), (8 | 1 << 32, not_permitted)):
-            assert decided(machine, calls[call], 3, 0, 1, 0, 0, flags) == verdict  # RWF_NOWAIT
+            assert run_filter(machine, calls[call], 3, 0, 1, 0, 0, flags) == verdict  # RWF_NOWAIT
     for level, option, fine in (
         *((1, 2, True), (1, 13, True), (6, 1, True)),
         *((1, 26, False), (0, 1, False), (6, 13, False), (6, 31, False)),
     ):
-        verdict = decided(machine, calls["setsockopt"], 3, level, option)
+        verdict = run_filter(machine, calls["setsockopt"], 3, level, option)
         assert verdict == (allowed if fine else not_permitted)  # SO_ATTACH_FILTER is 26
     for call in {"x86_64": (206, 209, 73), "aarch64": (0, 2, 32)}[machine]:
-        assert decided(machine, call) == not_permitted  # io_setup, io_submit, flock
+        assert run_filter(machine, call) == not_permitted  # io_setup, io_submit, flock
     read, last = {"x86_64": (0, 334), "aarch64": (63, 293)}[machine]
-    assert decided(machine, read) == decided(machine, last) == allowed
+    assert run_filter(machine, read) == run_filter(machine, last) == allowed
     for later in (425, 426, 427, 435, 438, 442, 447, 0x40000000 + 41, -1):
-        assert decided(machine, later) == no_such_call
+        assert run_filter(machine, later) == no_such_call
     for other in (0x40000003, 0x40000028, 0):  # 32-bit x86, 32-bit ARM, none
-        assert decided(machine, read, architecture=other) == killed
+        assert run_filter(machine, read, architecture=other) == killed
 
 
-def test_hostile_programs_reach_what_they_want_where_nothing_contains_them():
-    wanted = ["run-folder", "write-outside", "abstract-socket"]
-    assert all(reached for _, reached, _ in hostile_code.run_programs(wanted, uncontained=True))
+def test_without_containment_hostile_programs_reach_their_aim():
+    programs = ["run-folder", "write-outside", "abstract-socket"]
+    assert all(reached for _, reached, _ in hostile_code.run_programs(programs, uncontained=True))
 
 
 @BOTH
-def test_folder_is_empty_and_can_be_written(uncontained):
-    if refused(uncontained):
+def test_the_sandbox_folder_is_empty_and_writable(uncontained):
+    if lacks_containment(uncontained):
         return
     look = "import os\nassert os.listdir() == []\nopen('left', 'w').write('x')"
-    assert ran(look, uncontained)
-    assert ran(look, uncontained)
+    assert passes_tests(look, uncontained)
+    assert passes_tests(look, uncontained)
 
 
 @pytest.mark.parametrize(
@@ -259,45 +261,47 @@ def test_folder_is_empty_and_can_be_written(uncontained):
         "x = '\\0'\0",
     ],
 )
-def test_program_that_exceeds_a_limit_or_ends_otherwise_fails(program):
-    assert not ran(program, uncontained=True)
+def test_a_program_that_exceeds_a_limit_or_exits_fails(program):
+    assert not passes_tests(program, uncontained=True)
 
 
-def test_rooms_inherit_no_descriptor_with_a_high_number():
-    if refused():
+def test_sandboxes_inherit_no_high_file_descriptor():
+    if lacks_containment():
         return
     count = (
         "import os\ndef found():\n    n = 0\n    for fd in range(64, 1024):\n"
         "        try: os.fstat(fd)\n        except OSError: continue\n        n += 1\n"
         "    return n\n"
     )
-    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(80)]  # the leash is above them
+    descriptors = [
+        os.open(os.devnull, os.O_RDONLY) for _ in range(80)
+    ]  # the sandbox's own descriptor has a higher number
     try:
-        assert ran(count, False, "\nassert found() == 0\n")
+        assert passes_tests(count, False, "\nassert found() == 0\n")
     finally:
-        for fd in held:
+        for fd in descriptors:
             os.close(fd)
 
 
-def test_endless_loop_ends_at_the_limit(monkeypatch):
+def test_an_endless_loop_ends_at_the_time_limit(monkeypatch):
     monkeypatch.setattr(code, "TIMEOUT_S", 0.5)
     began = time.monotonic()
-    assert not ran("while True: pass", uncontained=True)
+    assert not passes_tests("while True: pass", uncontained=True)
     assert time.monotonic() - began < 10
 
 
 @BOTH
-def test_rooms_end_with_whoever_started_them(uncontained):
-    """Its end of the leash is closed by the system, whatever it died of."""
-    if refused(uncontained):
+def test_sandboxes_end_with_their_parent_process(uncontained):
+    """The system closes the parent's end of the pipe when the parent ends for any reason."""
+    if lacks_containment(uncontained):
         return
-    leash, ours = os.pipe()
+    parent_end, our_end = os.pipe()
     words = [sys.executable, "-I", "-S", sandbox.__file__]
-    how = "uncontained" if uncontained else "contained"
+    mode = "uncontained" if uncontained else "contained"
     with subprocess.Popen(
-        [*words, how, str(leash)], stdin=subprocess.PIPE, env={}, pass_fds=[leash]
+        [*words, mode, str(parent_end)], stdin=subprocess.PIPE, env={}, pass_fds=[parent_end]
     ) as keeper:
-        os.close(leash)
+        os.close(parent_end)
         job = {
             "program": "while True: pass",
             "prelude": "",
@@ -307,11 +311,11 @@ def test_rooms_end_with_whoever_started_them(uncontained):
         }
         keeper.stdin.write(json.dumps(job).encode())
         keeper.stdin.close()
-        os.close(ours)
-        assert keeper.wait(10) == sandbox.FAILED  # which it ends with once both have ended
+        os.close(our_end)
+        assert keeper.wait(10) == sandbox.FAILED  # its exit code after both ends are closed
 
 
-def test_code_that_cannot_be_contained_is_not_run_and_says_how_it_could_be(monkeypatch, tmp_path):
+def test_without_containment_code_is_not_run_and_the_error_has_a_hint(monkeypatch, tmp_path):
     lacking = tmp_path / "keeper.py"
     lacking.write_text(
         f"import sys\nprint('not permitted', file=sys.stderr)\nsys.exit({sandbox.NO_SANDBOX})\n"
@@ -320,7 +324,7 @@ def test_code_that_cannot_be_contained_is_not_run_and_says_how_it_could_be(monke
     with pytest.raises(
         EnvironmentFault, match="cannot be run in a sandbox on this machine: not permitted"
     ) as fault:
-        ran("pass", uncontained=False)
+        passes_tests("pass", uncontained=False)
     assert "--run-code --uncontained" in fault.value.hint
 
 
@@ -344,7 +348,7 @@ DATA = st.recursive(
 
 @settings(max_examples=40)
 @given(DATA)
-def test_data_comes_through_as_it_was(value):
+def test_data_is_passed_between_processes_unchanged(value):
     def none(number):
         raise AssertionError(number)
 
@@ -353,8 +357,8 @@ def test_data_comes_through_as_it_was(value):
 
 
 @BOTH
-def test_objects_of_the_answer_stay_with_it_and_can_be_asked(uncontained):
-    if refused(uncontained):
+def test_objects_of_the_answer_stay_in_its_process_and_can_be_used(uncontained):
+    if lacks_containment(uncontained):
         return
     program = (
         "import re\nclass Pair:\n    def __init__(self, a, b): self.a, self.b = a, b\n"
@@ -368,15 +372,15 @@ def test_objects_of_the_answer_stay_with_it_and_can_be_asked(uncontained):
         "assert first(pair) == pair.a == 5 and list(count(3)) == [0, 1, 2]\n"
         "try:\n    root(-1)\nexcept ValueError:\n    pass\nelse:\n    raise AssertionError\n"
     )
-    assert ran(program, uncontained, tests)
+    assert passes_tests(program, uncontained, tests)
 
 
-def test_what_the_tests_set_up_is_there_for_the_answer():
+def test_the_answer_sees_the_setup_of_the_tests():
     program = "def vowels(word): return sum(c in VOWELS for c in word)"
-    assert ran(program, True, "\nVOWELS = 'aeiou'\nassert vowels('banana') == 3\n")
+    assert passes_tests(program, True, "\nVOWELS = 'aeiou'\nassert vowels('banana') == 3\n")
 
 
-HELPED = 'import math\ndef poly(x):\n    return x - 2\n\ndef root():\n    """Of poly."""\n'
+HELPER_CODE = 'import math\ndef poly(x):\n    return x - 2\n\ndef root():\n    """Of poly."""\n'
 CLOSE = "\nassert math.fabs(poly(root())) < 1e-9 and math.isclose(root(), 2)\n"
 
 
@@ -384,24 +388,26 @@ CLOSE = "\nassert math.fabs(poly(root())) < 1e-9 and math.isclose(root(), 2)\n"
     ("answer", "right"),
     [
         ("    return 2", True),
-        (f"{HELPED}    return 2", True),
+        (f"{HELPER_CODE}    return 2", True),
         ("    return 0\n", False),
-        (f"{HELPED}    return 0\n\ndef poly(x): return 0", False),
-        (f"{HELPED}    return 0\n\nclass math:\n    fabs = isclose = lambda *a: 0", False),
+        (f"{HELPER_CODE}    return 0\n\ndef poly(x): return 0", False),
+        (f"{HELPER_CODE}    return 0\n\nclass math:\n    fabs = isclose = lambda *a: 0", False),
     ],
 )
-def test_tests_keep_their_own_helpers_and_modules_whatever_the_answer_makes_of_them(answer, right):
-    assert ran(answer, True, CLOSE, HELPED) == right
+def test_the_answer_cannot_replace_helpers_and_modules_of_the_tests(answer, right):
+    assert passes_tests(answer, True, CLOSE, HELPER_CODE) == right
 
 
-def test_module_that_the_answer_alone_imports_is_the_tests_own():
+def test_a_module_imported_only_by_the_answer_is_the_tests_own():
     program = "import math\nmath.isclose = lambda *a: True\ndef third(): return {}"
     tests = "\nassert math.isclose(third(), 1 / 3)\n"
-    assert ran(program.format(1 / 3), True, tests) and not ran(program.format(0), True, tests)
+    assert passes_tests(program.format(1 / 3), True, tests) and not passes_tests(
+        program.format(0), True, tests
+    )
 
 
-def test_answer_that_hides_a_builtin_is_asked_for_it():
-    assert ran("def sum(a, b): return a * b", True, "\nassert sum(2, 5) == 10\n")
+def test_a_builtin_redefined_by_the_answer_is_the_answer_s():
+    assert passes_tests("def sum(a, b): return a * b", True, "\nassert sum(2, 5) == 10\n")
 
 
 @pytest.mark.parametrize(
@@ -412,9 +418,13 @@ def test_answer_that_hides_a_builtin_is_asked_for_it():
             "",
             "\nassert set(similar((3, 4), (4, 5))) == set((4,))\n",
         ),
-        ("```\ndef add(a, b): return 0\ndef abs(x): return 0\n```", BEGUN, CHECK_CLOSE),
-        ("    return 0\n\nfrom operator import is_not as abs\nabs = bool", BEGUN, CHECK_CLOSE),
-        ("    return 0\n\nglobals()['abs'] = lambda x: 0", BEGUN, CHECK_CLOSE),
+        ("```\ndef add(a, b): return 0\ndef abs(x): return 0\n```", PROMPT_CODE, CHECK_CLOSE),
+        (
+            "    return 0\n\nfrom operator import is_not as abs\nabs = bool",
+            PROMPT_CODE,
+            CHECK_CLOSE,
+        ),
+        ("    return 0\n\nglobals()['abs'] = lambda x: 0", PROMPT_CODE, CHECK_CLOSE),
         (
             "class math: isclose = staticmethod(lambda *a, **k: True)\ndef area(r): return 0\n",
             "",
@@ -451,7 +461,7 @@ def test_answer_that_hides_a_builtin_is_asked_for_it():
     ],
 )
 def test_answer_cannot_replace_a_builtin_or_module_that_the_tests_use(answer, before, tests):
-    assert not ran(answer, True, tests, before)
+    assert not passes_tests(answer, True, tests, before)
 
 
 REFERENCE = "from math import isclose\nimport math as m\ndef sum(a, b): return a * b\n"
@@ -466,13 +476,13 @@ REFERENCE = "from math import isclose\nimport math as m\ndef sum(a, b): return a
         ("isclose = m = all = print\ndef sum(a, b): return a + b", False),
     ],
 )
-def test_reference_decides_which_builtins_and_imports_are_the_answers(answer, right):
+def test_the_reference_determines_which_builtins_and_imports_the_answer_may_define(answer, right):
     tests = "\nassert all(isclose(sum(a, 2), m.floor(2 * a)) for a in range(9))\n"
     passed = code.passes_tests(answer, "", tests, uncontained=True, reference=REFERENCE)
     assert passed == right
 
 
-def test_reference_that_defines_a_module_or_builtin_name_makes_it_the_answers():
+def test_a_module_or_builtin_name_defined_by_the_reference_belongs_to_the_answer():
     answer = "Words first.\n```\nclass calendar:\n    days = 7\n```"
     tests, reference = "\nassert calendar.days == 7\n", "class calendar:\n    days = 7\n"
     assert code.passes_tests(answer, "", tests, uncontained=True, reference=reference)
@@ -545,7 +555,7 @@ RAISES = (
         ),
     ],
 )
-def test_answer_does_not_pass_unless_every_assertion_holds(answer, tests, reference):
+def test_an_answer_passes_only_if_every_assertion_holds(answer, tests, reference):
     assert not code.passes_tests(answer, "", tests, uncontained=True, reference=reference)
     right = reference or (UP if "ups" not in tests else "def ups(xs): return [x + 1 for x in xs]")
     if reference is None and tests == RAISES:
@@ -567,20 +577,22 @@ def test_answer_does_not_pass_unless_every_assertion_holds(answer, tests, refere
         ("raise ExceptionGroup('two', [ValueError()])", "RuntimeError"),
     ],
 )
-def test_exception_of_the_answer_arrives_as_its_nearest_builtin_type(fault, expected):
+def test_an_exception_of_the_answer_becomes_its_nearest_builtin_type(fault, expected):
     answer = "def up(x):\n    " + fault.replace("\n", "\n    ")
     tests = f"\ntry:\n    up(1)\nexcept {expected}:\n    pass\nelse:\n    assert False\n"
-    assert ran(answer, True, tests)
+    assert passes_tests(answer, True, tests)
 
 
 FIRST = "def first(it, n): return [next(it) for _ in range(n)]\n"
-LEFT = "\nit = iter([1, 2, 9, 9])\nassert first(it, 2) == [1, 2]\n"
+ITERATOR_TESTS = "\nit = iter([1, 2, 9, 9])\nassert first(it, 2) == [1, 2]\n"
 
 
 @BOTH
 @pytest.mark.parametrize("reference", [None, FIRST])
-def test_answer_draws_from_an_iterator_of_the_tests_as_far_as_it_reads(uncontained, reference):
-    if refused(uncontained):
+def test_the_answer_consumes_an_iterator_of_the_tests_only_as_far_as_it_reads(
+    uncontained, reference
+):
+    if lacks_containment(uncontained):
         return
     for rest in ("assert list(it) == [9, 9]\n", "for left in it:\n    assert left == 9\n"):
         for answer, right in (
@@ -589,14 +601,14 @@ def test_answer_draws_from_an_iterator_of_the_tests_as_far_as_it_reads(uncontain
             ("def first(it, n): return [next(it), next(it), next(it)][:n]", rest[0] == "f"),
         ):
             passed = code.passes_tests(
-                answer, "", LEFT + rest, uncontained=uncontained, reference=reference
+                answer, "", ITERATOR_TESTS + rest, uncontained=uncontained, reference=reference
             )
             assert passed == (right and not (reference and answer != FIRST))
 
 
 ENDLESS = "\nimport itertools\nassert above(itertools.count(), 200_000) == 200_001\n"
 ABOVE = "def above(it, n): return next(x for x in it if x > n)\n"
-OWN = "\nassert total(map(up, iter([1, 2])), (up(x) for x in [3])) == 9\n"
+OWN_ITERATOR_TESTS = "\nassert total(map(up, iter([1, 2])), (up(x) for x in [3])) == 9\n"
 TOTAL = "def up(x): return x + 1\ndef total(*its): return sum(x for it in its for x in it)\n"
 FAULTY = (
     "\ndef faulty():\n    yield 1\n    raise KeyError\n"
@@ -606,12 +618,13 @@ FAULTY = (
 
 
 @pytest.mark.parametrize(
-    ("answer", "tests"), [(ABOVE, ENDLESS), (TOTAL, OWN), (FIRST, FAULTY), (FIRST, LEFT)]
+    ("answer", "tests"),
+    [(ABOVE, ENDLESS), (TOTAL, OWN_ITERATOR_TESTS), (FIRST, FAULTY), (FIRST, ITERATOR_TESTS)],
 )
-def test_iterator_of_the_tests_may_be_endless_call_the_answer_or_fail(answer, tests):
-    assert ran(answer, True, tests)
+def test_an_iterator_of_the_tests_may_be_infinite_call_the_answer_or_fail(answer, tests):
+    assert passes_tests(answer, True, tests)
     wrong = answer.replace("it, n)", "it, n): return []\ndef other(it, n)")
-    assert not ran(wrong.replace("sum(", "len("), True, tests)
+    assert not passes_tests(wrong.replace("sum(", "len("), True, tests)
 
 
 def test_answer_cannot_swallow_an_assertion_in_an_iterator_of_the_tests():
@@ -625,24 +638,24 @@ def test_answer_cannot_swallow_an_assertion_in_an_iterator_of_the_tests():
 
 
 @pytest.mark.parametrize("number", ["7", "-9", "null", "true", '"0"', "1e9", "{}"])
-def test_answer_cannot_draw_from_an_iterator_that_it_was_not_given(number):
+def test_the_answer_cannot_use_an_iterator_that_it_did_not_get(number):
     answer = (
         "import os\ndef first(it, n):\n    for fd in range(3, 64):\n"
         f"        try: os.write(fd, b'{{\"draw\": {number}}}\\n')\n"
         "        except OSError: pass\n    return [1, 2]\n"
     )
-    assert not ran(
+    assert not passes_tests(
         answer, True, "\ncases = iter([1, 2, 3])\nassert first(iter([1]), 2) == [1, 2]\n"
     )
 
 
-def test_truth_of_an_object_is_the_answer_s():
+def test_the_truth_value_of_an_answer_s_object_is_computed_by_the_answer():
     answer = "class No:\n    def __len__(self): return 0\ndef up(x): return No()\n"
-    assert not ran(answer, True, "\nassert up(1)\n")
-    assert ran(answer, True, "\nassert not up(1)\n")
+    assert not passes_tests(answer, True, "\nassert up(1)\n")
+    assert passes_tests(answer, True, "\nassert not up(1)\n")
 
 
-def test_random_numbers_of_the_tests_are_the_same_for_the_reference_and_every_answer():
+def test_random_numbers_of_the_tests_are_the_same_for_every_answer():
     tests = (
         "\nimport random\nfor x in range(random.randint(1, 10**4)):\n    assert up(x) == x + 1\n"
     )
@@ -652,11 +665,11 @@ def test_random_numbers_of_the_tests_are_the_same_for_the_reference_and_every_an
 
 def test_loop_over_values_of_the_answer_may_be_shorter_if_it_is_inside_the_assertion():
     reference = "def divisors(n): return [d for d in range(1, n + 1) if n % d == 0]\n"
-    fewer = "def divisors(n): return [1, n]\n"
+    incomplete = "def divisors(n): return [1, n]\n"
     outside = "\nfor d in divisors(6):\n    assert 6 % d == 0\n"
     inside = "\nassert all(6 % d == 0 for d in divisors(6))\n"
     for tests, passes in ((outside, False), (inside, True)):
-        passed = code.passes_tests(fewer, "", tests, uncontained=True, reference=reference)
+        passed = code.passes_tests(incomplete, "", tests, uncontained=True, reference=reference)
         assert passed == passes
 
 
@@ -667,7 +680,7 @@ def test_assertion_that_the_reference_does_not_reach_need_not_run():
 
 
 def test_time_to_find_the_code_grows_with_the_length_of_the_answer():
-    """Half of 2,000 blocks need the one before, and no joined program compiles."""
+    """Half of 2,000 blocks need the one before, and no concatenation compiles."""
     blocks = (
         f"```\nfrom __future__ import annotations\ndef up(x): return up{at}(x)\n"
         f"def up{at + 1}(x): return x\n```\n"
@@ -680,17 +693,19 @@ def test_time_to_find_the_code_grows_with_the_length_of_the_answer():
     assert time.monotonic() - began < 10
 
 
-def test_number_that_is_none_equals_nothing():
-    assert ran("def f(): return float('nan')", True, "\nimport math\nassert math.isnan(f())\n")
+def test_nan_is_passed_between_processes():
+    assert passes_tests(
+        "def f(): return float('nan')", True, "\nimport math\nassert math.isnan(f())\n"
+    )
     assert math.isnan(sandbox.decode_value(json.loads(json.dumps(math.nan)), int))
 
 
-def test_odd_escapes_warn_nobody():
-    assert ran("x = '\\d'", True)
+def test_invalid_escapes_print_no_warning():
+    assert passes_tests("x = '\\d'", True)
 
 
 @pytest.mark.parametrize("line", ["x = 0x" + "f" * 5000, "x = " + "+".join(["1"] * 400)])
-def test_a_line_that_cannot_be_written_out_fails_no_scoring(line):
+def test_an_unprintable_line_does_not_break_the_scoring(line):
     answer = f"{line}\ndef f(x):\n    return 2\n"
     assert not code.passes_tests(answer, "", "assert f(1) == 3\n", uncontained=False)
     assert code.passes_tests(answer, "", "assert f(1) == 2\n", uncontained=False)

@@ -1,4 +1,4 @@
-"""What each scorer takes for right, first of all the references themselves."""
+"""Scorers: which answers are correct, beginning with the references."""
 
 from collections import Counter
 from dataclasses import replace
@@ -39,8 +39,8 @@ def question(scorer, *references, turns=1):
     )
 
 
-def shifted(questions, result):
-    """The questions, each with another's reference that has a different result."""
+def pair_with_next(questions, result):
+    """Pair each question with another one that has a different result."""
     ordered = sorted(questions, key=result)
     step = max(Counter(map(result, questions)).values())
     return zip(ordered, ordered[step:] + ordered[:step], strict=True)
@@ -52,7 +52,7 @@ def test_without_scorer_or_reference_there_is_no_score():
     assert score(question("exact_match", "a", "b", turns=3), 1, "a") is None
 
 
-def test_each_turn_has_its_own_reference_and_a_single_one_is_the_last_turns():
+def test_a_single_reference_belongs_to_the_last_turn():
     two = question("exact_match", "first", "second", turns=2)
     assert [score(two, 1, "first"), score(two, 2, "first"), score(two, 2, "second")] == [1, 0, 1]
     single = question("exact_match", "end", turns=2)
@@ -71,7 +71,7 @@ def test_each_turn_has_its_own_reference_and_a_single_one_is_the_last_turns():
         ("", 0.0),
     ],
 )
-def test_sentences_count_each_at_its_place(answer, share):
+def test_exact_sentences_scores_each_sentence_at_its_position(answer, share):
     item = question("exact_sentences", "Der Hund bellt. Die Katze ruht.")
     assert score(item, 1, answer) == pytest.approx(share)
 
@@ -89,7 +89,7 @@ def test_sentences_count_each_at_its_place(answer, share):
         ("", 0.0),
     ],
 )
-def test_lines_count_in_their_order_whatever_stands_before_them(answer, share):
+def test_exact_lines_scores_lines_in_order_without_list_markers(answer, share):
     item = question("exact_lines", "--depth N\n--flat\n--log FILE")
     assert score(item, 1, answer) == pytest.approx(share)
 
@@ -111,12 +111,12 @@ def test_lines_count_in_their_order_whatever_stands_before_them(answer, share):
         ("", False),
     ],
 )
-def test_code_is_the_same_if_its_syntax_tree_is(answer, right):
+def test_exact_code_compares_syntax_trees(answer, right):
     item = question("exact_code", 'total = 0\nprint("a: " + str(total))')
     assert score(item, 1, answer) == right
 
 
-def test_exact_match_forgives_white_space_only():
+def test_exact_match_ignores_only_white_space():
     item = question("exact_match", "Dear Ben,\nyours, Ida")
     assert score(item, 1, "  Dear Ben, yours,\n\nIda\n") == 1
     assert score(item, 1, "dear Ben, yours, Ida") == 0
@@ -135,7 +135,7 @@ def test_exact_match_forgives_white_space_only():
         ("", False),
     ],
 )
-def test_final_number_is_the_marked_or_else_the_last_one(answer, right):
+def test_final_number_uses_the_marked_number_or_the_last_one(answer, right):
     assert score(question("final_number", "9*2=18\n#### 18"), 1, answer) == right
 
 
@@ -172,7 +172,7 @@ THIN, NARROW, FIXED = "\u2009", "\u202f", "\u00a0"
         ("12,34,567 rupees", 1234567),
         ("1_000", 1000),
         ("The answer is 1 200.", 1200),
-        ("from 1 200", 200),  # two numbers, for all that is known
+        ("from 1 200", 200),  # it could be two numbers
         ("1.234,5", 1234.5),
         (f"1{NARROW}234,56", 1234.56),
         ("3,5 kg", 3.5),
@@ -215,7 +215,7 @@ THIN, NARROW, FIXED = "\u2009", "\u202f", "\u00a0"
         ("1.5\u00b710\u2076", 1.5e6),
         ("5 x 10^-3", 0.005),
         ("10^6", 1e6),
-        # what is stated, before what comes last
+        # a stated answer precedes the last number
         ("\\boxed{\\text{\\$}9{,}500} in 3 steps", 9500),
         ("\\boxed{\\frac{\\text{6}}{4}} in 3 steps", 1.5),
         ("The answer is 10+2=12.", 12),
@@ -250,14 +250,14 @@ def test_numbers_are_read_as_models_write_them(text, number):
         "(a" * 20_000,
     ],
 )
-def test_runaway_numbers_take_no_time(text):
+def test_very_long_numbers_are_parsed_quickly(text):
     began = perf_counter()
     extract_final_number(text)
     score(question("math", "1"), 1, text)
     assert perf_counter() - began < 2
 
 
-def test_numbers_too_large_to_write_out_are_no_answer():
+def test_too_large_numbers_are_not_an_answer():
     assert extract_final_number("9" * 5_000) is None
     assert score(question("math", "1"), 1, "\\boxed{1e999999999}") == 0
 
@@ -307,17 +307,17 @@ def test_numbers_too_large_to_write_out_are_no_answer():
         ("2", "", False),
         ("\\frac{1}{0}", "\\boxed{0}", False),
         ("1000", "\\boxed{1e3}", True),
-        ("5", "\\boxed{1e999999999}", False),  # which as a whole number fills all memory
+        ("5", "\\boxed{1e999999999}", False),  # as an integer it would not fit in memory
         ("5", "\\boxed{1e-999999999}", False),
         ("5", f"\\boxed{{1e{'9' * 5000}}}", False),
     ],
 )
-def test_math_compares_the_boxed_answer_in_one_spelling(reference, answer, right):
+def test_math_compares_normalised_boxed_answers(reference, answer, right):
     assert score(question("math", reference), 1, answer) == right
     assert score(question("math", reference), 1, reference) == 1
 
 
-def test_code_is_not_run_unless_asked():
+def test_code_runs_only_with_run_code():
     assert score(ADD, 1, ADD.reference[0]) is None
 
 
@@ -336,11 +336,11 @@ def test_code_is_not_run_unless_asked():
         ("    import sys\n    sys.exit(0)\n", False),
     ],
 )
-def test_code_is_right_if_it_passes_its_tests(answer, right):
+def test_code_is_correct_if_it_passes_its_tests(answer, right):
     assert score(ADD, 1, answer, run_code=True, uncontained=True) == right
 
 
-def test_reference_says_which_builtins_name_the_answer_defines():
+def test_a_reference_that_defines_a_builtin_name_lets_the_answer_define_it():
     tests = "\nfor a in range(3):\n    assert sum(a, 2) == 2 * a\n"
     item = replace(ADD, reference=("def sum(a, b): return a * b\n",), program=("", tests))
     for answer, right in (
@@ -352,10 +352,10 @@ def test_reference_says_which_builtins_name_the_answer_defines():
 
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["gsm8k", "spec_bench"])
-def test_real_final_numbers_are_right_on_their_references_and_wrong_on_others(name):
+def test_real_final_numbers_accept_their_reference_and_reject_others(name):
     questions = [q for q in load_task(name).questions if q.scorer == "final_number"]
     assert all(score(q, 1, q.reference[0]) == 1 for q in questions)
-    pairs = shifted(questions, lambda q: extract_final_number(q.reference[0]))
+    pairs = pair_with_next(questions, lambda q: extract_final_number(q.reference[0]))
     assert not any(score(q, 1, other.reference[0]) for q, other in pairs)
 
 
@@ -370,18 +370,18 @@ def test_real_humaneval_solutions_pass_their_own_tests_and_no_others():
     )
 
 
-def test_references_of_mini_are_right_and_those_of_other_questions_wrong():
+def test_scorers_of_mini_accept_their_reference_and_reject_others():
     questions = load_task("mini").questions
     turns = [(q, turn) for q in questions for turn in range(1, len(q.turns) + 1)]
     assert all(score(q, turn, q.reference[turn - 1]) == 1 for q, turn in turns)
     sums = [q for q in questions if q.scorer == "final_number"]
     assert {q.family for q in sums} == {"math_reasoning"}
-    pairs = shifted(sums, lambda q: extract_final_number(q.reference[0]))
+    pairs = pair_with_next(sums, lambda q: extract_final_number(q.reference[0]))
     assert not any(score(q, 1, other.reference[0]) for q, other in pairs)
 
 
 @pytest.mark.parametrize("name", ["agentic", "repair"])
-def test_references_of_workflows_are_right_and_those_of_their_neighbours_are_not(name):
+def test_scorers_of_workflows_accept_their_reference_and_reject_the_next_one(name):
     questions = load_task(name).questions
     for item, other in zip(questions, questions[1:] + questions[:1], strict=True):
         for turn, (own, wrong) in enumerate(zip(item.reference, other.reference, strict=False), 1):
@@ -396,7 +396,7 @@ def test_each_sample_of_best_of_n_is_scored_by_the_same_reference():
     assert not any(score(q, len(q.turns), "I do not know") for q in questions)
 
 
-def test_of_a_chain_each_step_is_known_by_its_place():
+def test_the_steps_of_a_chain_are_scored_by_position():
     reference = "3*4 = 12\n12-3 = 9\n#### 9"
     assert right_steps(reference, reference) == [True] * 3
     assert right_steps(reference, "3*4 = 13\n12-3  = 9\n#### 9\nmore") == [False, True, True]
@@ -416,11 +416,11 @@ def test_of_a_chain_each_step_is_known_by_its_place():
         ("", False),
     ],
 )
-def test_valid_json_is_the_whole_answer_and_needs_no_reference(answer, valid):
+def test_valid_json_scores_the_whole_answer_without_a_reference(answer, valid):
     assert score(question("valid_json"), 1, answer) == valid
 
 
-def test_the_task_of_json_asks_for_objects_and_is_scored_by_that():
+def test_the_task_json_asks_for_objects_and_uses_valid_json():
     questions = load_task("json").questions
     assert len(questions) == 24
     assert Counter(each.category for each in questions) == dict.fromkeys(
@@ -431,6 +431,6 @@ def test_the_task_of_json_asks_for_objects_and_is_scored_by_that():
 
 
 @pytest.mark.parametrize("answer", [r"\frac 1 2x", r"\tfrac12x", r"\cfrac{1}2x", r"\dfrac1{2}x"])
-def test_fraction_in_an_expression_is_read_in_all_spellings(answer):
+def test_all_spellings_of_a_fraction_are_equal(answer):
     assert score(question("math", r"\frac{1}{2}x"), 1, answer) == 1
     assert score(question("math", r"\frac{1}{3}x"), 1, answer) == 0

@@ -1,4 +1,4 @@
-"""The bootstrap-t interval covers what it promises, and says so where there is nothing to say."""
+"""Tests of bootstrap-t intervals of speedups, and of the reasons why an interval is missing."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_jackknife_error_agrees_with_scipy_standard_error():
     assert np.sqrt(drawn.cov[0, 0]) == pytest.approx(theirs.standard_error, rel=0.05)
 
 
-def test_variance_is_what_leaving_out_each_question_and_each_process_shows():
+def test_variance_equals_the_jackknife_over_questions_and_processes():
     rng = np.random.default_rng(12)
     strata = np.repeat([0, 1], [5, 7])
     x = rng.lognormal(0, 0.5, (1, 3, 12))
@@ -90,7 +90,7 @@ def test_variance_is_what_leaving_out_each_question_and_each_process_shows():
     assert drawn.cov[0, 0] == pytest.approx(expected)
 
 
-def test_family_that_is_faster_throughout_does_not_widen_a_stratified_interval():
+def test_differences_between_families_do_not_widen_a_stratified_interval():
     rng = np.random.default_rng(8)
     strata = np.repeat([0, 1], 24)
     baseline = rng.lognormal(0, 0.1, 48)
@@ -99,7 +99,7 @@ def test_family_that_is_faster_throughout_does_not_widen_a_stratified_interval()
     assert np.log(stratified.high / stratified.low) < 0.5 * np.log(pooled.high / pooled.low)
 
 
-def test_families_of_one_question_are_pooled_not_ignored():
+def test_families_of_one_question_are_pooled():
     baseline, method = _lognormal_pair(np.random.default_rng(9), 12)
     alone, pooled = _interval(baseline, method, np.arange(12)), _interval(baseline, method)
     assert alone == pooled
@@ -119,7 +119,9 @@ def test_same_seed_gives_same_interval():
         ([3.0, 6.0], [2.0, 5.0], "too few questions for an interval"),
     ],
 )
-def test_degenerate_case_has_a_ratio_and_a_reason(baseline, method, reason):
+def test_degenerate_case_has_a_ratio_and_a_reason_for_the_missing_interval(
+    baseline, method, reason
+):
     estimate = _interval(baseline, method)
     assert estimate.low is None
     assert estimate.high is None
@@ -127,7 +129,7 @@ def test_degenerate_case_has_a_ratio_and_a_reason(baseline, method, reason):
     assert estimate.reason == reason
 
 
-def test_hardly_begun_pass_gives_no_interval():
+def test_incomplete_pass_gives_no_interval():
     baseline, method = (
         np.repeat(z[None], 2, 0) for z in _lognormal_pair(np.random.default_rng(11), 20)
     )
@@ -135,7 +137,7 @@ def test_hardly_begun_pass_gives_no_interval():
     assert _interval(baseline, method).reason == "passes too incomplete to resample"
 
 
-def test_method_without_pairs_is_refused():
+def test_method_without_pairs_is_rejected():
     with pytest.raises(ValueError, match="at least one pair"):
         _interval([0.0, 0.0], [0.0, 0.0])
 
@@ -143,7 +145,7 @@ def test_method_without_pairs_is_refused():
 @settings(max_examples=30, deadline=None)
 @given(st.integers(4, 30), st.integers(0, 1000), st.floats(0.2, 5), st.integers(1, 6))
 @example(n=4, seed=178, factor=1.0, families=1)  # a bound beyond the largest float
-def test_interval_holds_the_ratio_and_scales_with_the_method(n, seed, factor, families):
+def test_interval_contains_the_ratio_and_scales_with_the_method(n, seed, factor, families):
     baseline, method = _lognormal_pair(np.random.default_rng(seed), n)
     strata = np.arange(n) % families
     one = _interval(baseline, method, strata, resamples=299)

@@ -1,4 +1,4 @@
-"""Changes of level are found where they are, and hardly ever where there are none."""
+"""Tests of finding level shifts in a series, with few false alarms."""
 
 from itertools import pairwise
 
@@ -21,15 +21,15 @@ NOISE = {
 @pytest.mark.parametrize("kind", NOISE)
 def test_false_alarms_stay_within_the_level(kind, n):
     rng = np.random.default_rng(n)
-    told = sum(
+    n_false_alarms = sum(
         bool(find_level_shifts(NOISE[kind](rng, n), level=0.05, draws=99, seed=i))
         for i in range(SERIES)
     )
     error = (0.05 * 0.95 / SERIES) ** 0.5
-    assert told / SERIES <= 0.05 + 3 * error
+    assert n_false_alarms / SERIES <= 0.05 + 3 * error
 
 
-def test_a_step_is_found_at_its_place_with_its_levels():
+def test_a_step_is_found_with_its_position_and_levels():
     rng = np.random.default_rng(1)
     series = np.r_[rng.normal(1.40, 0.01, 12), rng.normal(1.30, 0.01, 8)]
     (found,) = find_level_shifts(series)
@@ -50,7 +50,7 @@ def test_two_steps_are_two_changes_with_the_level_between_them():
     )
 
 
-def test_one_wild_run_makes_no_change_and_hides_none():
+def test_one_outlier_neither_makes_nor_hides_a_change():
     rng = np.random.default_rng(3)
     series = rng.normal(1.4, 0.01, 24)
     series[9] = 9.0
@@ -59,7 +59,7 @@ def test_one_wild_run_makes_no_change_and_hides_none():
     assert [found.index for found in find_level_shifts(series)] == [12]
 
 
-def test_a_change_of_two_sigma_in_thirty_runs_is_found_four_times_in_five():
+def test_a_change_of_two_sigma_in_thirty_runs_has_80_percent_power():
     rng = np.random.default_rng(4)
     found = 0
     for i in range(60):
@@ -76,19 +76,19 @@ def test_too_few_or_equal_values_have_no_changes(series):
     assert find_level_shifts(series, level=0.2) == []
 
 
-def test_few_values_prove_nothing_however_far_apart():
+def test_few_values_have_no_changes():
     assert find_level_shifts([1.0] * 4 + [2.0] * 4) == []
     assert [found.index for found in find_level_shifts([1.0] * 9 + [2.0] * 3)] == [9]
 
 
-def test_a_clear_change_is_found_three_runs_later():
+def test_a_clear_change_is_found_after_three_runs():
     rng = np.random.default_rng(5)
     series = rng.normal(1.4, 0.01, 23)
     series[20:] -= 0.1
     assert [found.index for found in find_level_shifts(series, level=0.003)] == [20]
 
 
-def test_series_without_noise_change_at_every_difference():
+def test_series_without_noise_changes_at_every_difference():
     found = find_exact_changes([3.0, 3.0, 4.0, 4.0, 3.5])
     assert [(s.index, s.before, s.after, s.p) for s in found] == [(2, 3, 4, 0), (4, 4, 3.5, 0)]
     assert find_exact_changes([0.1 + 0.2, 0.3]) == []
@@ -97,7 +97,7 @@ def test_series_without_noise_change_at_every_difference():
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), max_size=30), st.integers(0, 9))
-def test_changes_are_in_order_apart_and_unmoved_by_scale(values, seed):
+def test_changes_are_ordered_and_invariant_to_scale(values, seed):
     found = find_level_shifts(values, level=0.5, draws=49, seed=seed)
     ends = [0, *(s.index for s in found), len(values)]
     assert all(b - a >= MIN_SEGMENT for a, b in pairwise(ends)) or not found

@@ -1,4 +1,4 @@
-"""What a run can detect is what its comparison then finds."""
+"""Tests of the smallest speedup difference that a run detects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specbench_cli.stats.simultaneous import find_different_pairs
 
 
 def _found(speedup: float, setting: SimulationSettings, methods: int, replications: int) -> float:
-    """How often the first method, made faster, is told apart from the second."""
+    """Return how often the first method, which is faster, differs significantly from the second."""
     rng, found = np.random.default_rng(1), 0
     for _ in range(replications):
         times = setting.times(rng, methods)
@@ -26,7 +26,7 @@ def _found(speedup: float, setting: SimulationSettings, methods: int, replicatio
 
 
 @pytest.mark.parametrize(("questions", "families", "methods"), [(24, 6, 3), (48, 6, 5)])
-def test_difference_is_found_with_the_power_promised(questions, families, methods):
+def test_detectable_difference_is_found_with_the_stated_power(questions, families, methods):
     spread = 0.2
     setting = SimulationSettings(
         questions=questions,
@@ -47,7 +47,7 @@ def test_more_questions_fewer_methods_and_less_spread_detect_less():
     assert 1 < estimate_detectable_ratio(48, 5, 0.1) < base
 
 
-def test_beyond_the_simulated_size_it_shrinks_as_the_square_root():
+def test_detectable_difference_shrinks_with_the_square_root_of_questions():
     one, four = (
         estimate_detectable_ratio(200, 3, 0.25, families=6),
         estimate_detectable_ratio(800, 3, 0.25, families=6),

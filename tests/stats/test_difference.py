@@ -1,4 +1,4 @@
-"""Paired differences of scores: the interval covers, and knows its clusters."""
+"""Tests of the mean of paired score differences and of its clustered interval."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from specbench_cli.stats.difference import mean_difference
 
 
-def test_the_mean_is_that_of_all_pairs_whatever_the_clusters() -> None:
+def test_the_mean_is_over_all_pairs() -> None:
     found = mean_difference([1.0, 0.0, 0.0, -1.0, 1.0], list("aabbb"))
     assert found.mean == pytest.approx(0.2)
 
@@ -16,12 +16,12 @@ def test_one_cluster_has_no_interval() -> None:
     assert (found.low, found.high) == (None, None)
 
 
-def test_equal_differences_leave_no_doubt() -> None:
+def test_equal_differences_have_an_interval_of_width_zero() -> None:
     found = mean_difference([0.5] * 6, list("aabbcc"))
     assert (found.low, found.mean, found.high) == (0.5, 0.5, 0.5)
 
 
-def test_the_interval_covers_the_truth_nineteen_times_in_twenty() -> None:
+def test_the_interval_has_95_percent_coverage() -> None:
     rng = np.random.default_rng(0)
     names = [f"cluster {i // 10}" for i in range(200)]
     hits = 0
@@ -36,7 +36,7 @@ def test_the_interval_covers_the_truth_nineteen_times_in_twenty() -> None:
     assert 0.91 <= hits / 300 <= 0.985
 
 
-def test_pairs_of_one_cluster_do_not_count_as_independent() -> None:
+def test_pairs_of_one_cluster_are_not_independent() -> None:
     rng = np.random.default_rng(1)
     values = list(np.repeat(rng.normal(0, 1, 10), 20))
     clustered = mean_difference(values, [f"{i // 20}" for i in range(200)])

@@ -1,4 +1,4 @@
-"""The chance of a likelihood that far from what was to be expected is never told too small."""
+"""Tests of the p-value of a likelihood's deviation: it is never too small."""
 
 import math
 
@@ -16,19 +16,19 @@ def bound_for(total, n):
     return bound_chance(total, [n * each for each in CUMULANTS])
 
 
-def test_nothing_is_said_of_what_was_to_be_expected():
+def test_no_deviation_has_p_1():
     assert bound_for(0.0, 100) == 1.0
 
 
 @pytest.mark.parametrize("n", [5, 50, 500])
-def test_chance_meets_a_level_no_more_often_than_it_says(n):
+def test_false_positive_rate_is_at_most_the_level(n):
     drawn = np.random.default_rng(n).choice(STEPS, (4000, n), p=DISTRIBUTION).sum(1)
     ps = np.array([bound_for(total, n) for total in drawn])
     for level in (0.5, 0.1, 0.01):
         assert (ps <= level).mean() <= level
 
 
-def test_outputs_of_another_distribution_are_found_the_sooner_the_more_there_is_of_them():
+def test_p_value_falls_with_the_number_of_outputs_of_another_distribution():
     other = DISTRIBUTION**2 / (DISTRIBUTION**2).sum()
     each = (other * STEPS).sum()
     ps = [bound_for(n * each, n) for n in (100, 400)]
@@ -36,7 +36,7 @@ def test_outputs_of_another_distribution_are_found_the_sooner_the_more_there_is_
     assert bound_for(-400 * each, 400) < LEVEL
 
 
-def test_the_toll_on_a_normal_tail_is_small_on_a_long_run():
+def test_p_value_is_close_to_the_normal_tail_for_many_tokens():
     n, variance = 10_000, (DISTRIBUTION * STEPS**2).sum()
     p = bound_for(8.0 * math.sqrt(n * variance), n)
     assert math.exp(-32) < p < 1e-10

@@ -1,4 +1,4 @@
-"""The paired permutation test: exact where it can be, of the right size, and not blind."""
+"""Tests of the paired permutation test: exact p-values, its level, and its power."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from specbench_cli.stats.permutation import SignFlipTest, run_sign_flip_test
 
 
 @given(st.lists(st.integers(-9, 9), min_size=1, max_size=8))
-def test_few_clusters_are_tested_exactly(values):
+def test_few_clusters_have_an_exact_p_value(values):
     found = run_sign_flip_test([[float(value)] for value in values])
     signs = itertools.product((-1, 1), repeat=len(values))
     sums = [abs(sum(s * v for s, v in zip(sign, values, strict=True))) for sign in signs]
@@ -23,13 +23,13 @@ def test_no_difference_at_all_has_p_1():
     assert run_sign_flip_test([[0.0]] * 40) == SignFlipTest(0.0, 1.0, 40)
 
 
-def test_nothing_to_compare_is_none():
+def test_no_pairs_give_none():
     assert run_sign_flip_test([]) is None
     assert run_sign_flip_test([[], []]) is None
 
 
-def test_a_cluster_changes_sign_as_one():
-    """Five equal differences in one cluster prove no more than one does."""
+def test_differences_of_a_cluster_change_sign_together():
+    """Five equal differences in one cluster have the p-value of a single difference."""
     assert run_sign_flip_test([[1.0] * 5]) == SignFlipTest(1.0, 1.0, 1)
 
 
@@ -42,7 +42,7 @@ def test_the_sampled_test_has_its_level():
     assert 6 <= sum(rejected) <= 36  # 99.9% of Binomial(400, 0.05)
 
 
-def test_a_shift_is_seen():
+def test_a_shift_has_a_small_p_value():
     shifted = np.random.default_rng(3).normal(1.0, 1.0, size=(30, 1))
     found = run_sign_flip_test(shifted.tolist())
     assert found.p < 0.001

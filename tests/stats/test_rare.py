@@ -1,4 +1,4 @@
-"""Rare questions that decide a speedup are found, and equal questions are not."""
+"""Tests of finding rare questions that decide a speedup."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def test_a_long_question_with_the_usual_speedup_is_not_rare():
     assert find_rare_questions(make_times(x, y)) == [None]
 
 
-def test_a_far_question_too_short_to_decide_is_left_out():
+def test_a_deviating_but_short_question_is_not_rare():
     x, y = make_usual_times(48)
     x[5], y[5] = 0.001, 0.02
     assert find_rare_questions(make_times(x, y)) == [None]
 
 
-def test_equal_times_and_missing_pairs_are_no_rare_questions():
+def test_equal_times_and_missing_pairs_are_not_rare():
     x, _ = make_usual_times(48)
     assert find_rare_questions(make_times(x, x)) == [None]
     missing = np.where(np.arange(48) < 3, 0.0, x)
@@ -59,7 +59,7 @@ def test_a_run_with_few_questions_has_no_rare_ones():
     assert find_rare_questions(make_times(x, y)) == [None]
 
 
-def test_the_passes_of_a_question_are_one_question():
+def test_passes_of_a_question_count_as_one_question():
     x, y = make_usual_times(40)
     y[3] *= 20
     two = np.stack([x, x])[None], np.stack([y, y])[None]

@@ -1,4 +1,4 @@
-"""The timing gate's statistics: what they find, what they leave alone.
+"""Tests of the statistics of the timing gate, which compares the times of two sides.
 
 benchmarks/statistics/false_alarms.py does the simulation at full size.
 """
@@ -27,64 +27,64 @@ REPLICATIONS = 30
 
 
 def make_series(change, *, prompts=12, processes=1, noise=0.01, seed=0, figure="decode", apart=0.0):
-    """Prompts that differ by far more than anything else."""
+    """Return simulated times of two sides, with large differences between prompts."""
     rng = np.random.default_rng(seed)
     new = np.arange(2 * processes) >= processes
     values = rng.normal(0, 1, (prompts, 1)) + rng.normal(0, noise, (prompts, len(new)))
     return RegressionSeries(figure, values + math.log(change) * new, new, apart)
 
 
-def estimate_one(one, **how):
-    (found,) = estimate_slowdowns([one], **how)
+def estimate_one(one, **options):
+    (found,) = estimate_slowdowns([one], **options)
     return found
 
 
-def test_change_is_found_though_prompts_differ_by_far_more():
+def test_change_is_found_despite_larger_differences_between_prompts():
     found = estimate_one(make_series(1.08))
     assert found.log_ratio == pytest.approx(math.log(1.08), abs=0.01)
     assert found.significant
     assert found.low > 0
 
 
-def test_what_became_faster_is_found_below_zero():
+def test_faster_side_has_a_negative_change():
     found = estimate_one(make_series(0.9))
     assert found.significant
     assert found.high < 0
 
 
-def test_sides_that_do_not_differ_at_all_differ_by_nothing():
+def test_equal_sides_have_a_change_of_zero():
     found = estimate_one(make_series(1.0, noise=0.0))
     assert found.log_ratio == pytest.approx(0)
     assert not found.significant
     assert 0 < found.detectable < 0.1
 
 
-def test_one_hiccup_is_no_change():
+def test_one_outlier_is_no_change():
     one = make_series(1.0)
     one.values[3, 1] += 1.0
     assert abs(estimate_one(one).log_ratio) < 0.02
 
 
-def test_missing_prompts_take_nothing_from_the_change():
+def test_missing_prompts_do_not_change_the_estimate():
     one = make_series(1.08, prompts=12, processes=3)
     one.values[:4, 0] = one.values[6:, 5] = np.nan
     assert estimate_one(one).log_ratio == pytest.approx(math.log(1.08), abs=0.015)
 
 
 @pytest.mark.parametrize("prompts", [0, MIN_PROMPTS - 1])
-def test_too_few_prompts_in_common_prove_nothing(prompts):
+def test_too_few_common_prompts_give_no_estimate(prompts):
     one = make_series(1.5)
     one.values[prompts:, 1] = np.nan
     assert estimate_one(one) is None
 
 
-def test_side_without_process_proves_nothing():
+def test_side_without_a_process_gives_no_estimate():
     one = make_series(1.5)
     assert estimate_one(RegressionSeries(one.figure, one.values[:, :1], one.is_new[:1])) is None
     assert estimate_slowdowns([]) == []
 
 
-def test_series_that_cannot_be_judged_leaves_the_others_their_places():
+def test_series_without_an_estimate_keeps_the_order_of_the_others():
     lost = make_series(1.0)
     lost.values[:] = np.nan
     first, none, last = estimate_slowdowns([make_series(1.08), lost, make_series(1.0, seed=1)])
@@ -93,7 +93,7 @@ def test_series_that_cannot_be_judged_leaves_the_others_their_places():
     assert not last.significant
 
 
-def test_more_comparisons_ask_for_more():
+def test_more_comparisons_widen_the_interval():
     alone = estimate_one(make_series(1.0))
     many = estimate_slowdowns(
         [make_series(1.0), *(make_series(1.0, seed=i, figure=i) for i in range(1, 30))]
@@ -101,7 +101,7 @@ def test_more_comparisons_ask_for_more():
     assert many[0].high - many[0].low > alone.high - alone.low
 
 
-def test_machine_of_another_speed_is_believed_less():
+def test_different_machine_speed_lowers_significance():
     assert estimate_one(make_series(1.08)).significant
     assert not estimate_one(make_series(1.08, apart=0.3)).significant
 
@@ -112,26 +112,26 @@ def test_processes_that_differ_widen_the_interval():
     assert estimate_one(wild).detectable > 1.5 * estimate_one(calm).detectable
 
 
-def test_more_processes_see_smaller_changes():
+def test_more_processes_detect_smaller_changes():
     assert (
         estimate_one(make_series(1.0, processes=5)).detectable
         < 0.7 * estimate_one(make_series(1.0)).detectable
     )
 
 
-def test_nothing_below_the_tolerance_is_promised_to_be_found():
+def test_detectable_change_is_at_least_the_tolerance():
     found = estimate_one(make_series(1.0), tolerance=math.log(1.3))
     assert found.detectable > math.log(1.3)
 
 
-def test_calm_of_a_row_with_few_prompts_is_not_believed():
+def test_low_noise_of_few_prompts_does_not_narrow_the_interval():
     rows = [make_series(1.0, prompts=3, noise=0.1, seed=i) for i in range(8)]
     lucky = RegressionSeries("decode", np.tile([0.0, 0.1], (3, 1)), rows[0].is_new)
     assert not estimate_slowdowns([lucky, *rows])[0].significant
 
 
 def make_paired_series(change, *, pairs=8, phases=0.5, each=0.02, seed=0, disturbed=False):
-    """Pairs of processes in phases of the machine that are far apart."""
+    """Return simulated times of pairs of processes, with large differences between pairs."""
     rng = np.random.default_rng(seed)
     new, pair = np.tile([False, True], pairs), np.repeat(np.arange(pairs), 2)
     process = np.repeat(rng.normal(0, phases, pairs), 2) + rng.normal(0, each, 2 * pairs)
@@ -141,7 +141,7 @@ def make_paired_series(change, *, pairs=8, phases=0.5, each=0.02, seed=0, distur
 
 
 @pytest.mark.parametrize("disturbed", [False, True])
-def test_pairs_see_through_phases_that_hide_a_change_from_two_sides(disturbed):
+def test_pairs_find_a_change_hidden_by_slow_phases(disturbed):
     one = make_paired_series(1.08, disturbed=disturbed)
     found, blind = estimate_one(one), estimate_one(replace(one, pair=None))
     assert found.log_ratio == pytest.approx(math.log(1.08), abs=0.025)
@@ -149,15 +149,15 @@ def test_pairs_see_through_phases_that_hide_a_change_from_two_sides(disturbed):
     assert not estimate_one(make_paired_series(1.0, disturbed=disturbed)).significant
 
 
-def test_pairs_that_scatter_are_believed_less():
+def test_scatter_between_pairs_widens_the_interval():
     assert (
         estimate_one(make_paired_series(1.0, each=0.1)).detectable
         > 2 * estimate_one(make_paired_series(1.0)).detectable - 1
     )
 
 
-def test_few_pairs_that_agree_by_chance_are_not_believed():
-    """Processes that differ though their outputs repeat well: 0.4% is promised."""
+def test_few_pairs_that_agree_by_chance_are_not_significant():
+    """Processes may differ by more than their outputs within a process suggest."""
     found = [
         estimate_one(make_paired_series(1.0, pairs=MIN_PAIRS, each=0.05, seed=seed))
         for seed in range(200)
@@ -165,21 +165,21 @@ def test_few_pairs_that_agree_by_chance_are_not_believed():
     assert sum(one.significant for one in found) <= 4
 
 
-def test_process_that_lost_its_partner_is_left_out():
+def test_unpaired_process_is_left_out():
     one = make_paired_series(1.0)
     one.values[:, 3] = np.nan
     one.values[:, 2] += 5.0
     assert abs(estimate_one(one).log_ratio) < 0.05
 
 
-def test_fewer_pairs_than_that_prove_nothing():
+def test_too_few_pairs_give_no_estimate():
     one = make_paired_series(1.5, pairs=MIN_PAIRS + 1)
     one.values[:, [1, 3]] = np.nan
     assert estimate_one(one) is None
 
 
 @pytest.mark.parametrize("machine", [QUIET, BAD])
-def test_same_program_raises_no_alarm(machine):
+def test_equal_programs_rarely_raise_an_alarm(machine):
     rng = np.random.default_rng(5)
     assert not any(
         find_slowdowns(simulate_comparison(machine, ComparisonSize(), rng))

@@ -1,4 +1,4 @@
-"""Intervals hold the truth as often as they say, and equal methods are rarely told apart.
+"""Tests of the coverage of intervals and of the false positive rate, by simulation.
 
 Tolerances are three standard errors of the simulation, on the safe side of what is promised;
 benchmarks/statistics/simulated_intervals.py does the same at full size.
@@ -48,7 +48,7 @@ RARE = 200
 
 
 @pytest.mark.parametrize("spread", [0.25, 0.5])
-def test_intervals_miss_above_the_truth_where_rare_questions_are_slow_and_most_runs_warn(spread):
+def test_intervals_are_too_high_with_rare_slow_questions_and_most_runs_warn(spread):
     setting = SimulationSettings(questions=120, spread=spread, rare=0.02)
     found = coverage_details(setting, RARE, resamples=199)
     assert found.above > 5 * found.below
@@ -63,24 +63,24 @@ def test_intervals_miss_above_the_truth_where_rare_questions_are_slow_and_most_r
     "setting",
     [SimulationSettings(), SimulationSettings(spread=1.0), SimulationSettings(questions=20)],
 )
-def test_runs_without_rare_questions_hardly_ever_warn(setting):
+def test_runs_without_rare_questions_rarely_warn(setting):
     assert coverage_details(setting, RARE, resamples=19).warned <= 0.02
 
 
-def test_questions_that_are_slow_for_all_leave_intervals_as_they_are():
+def test_questions_slow_for_all_methods_do_not_change_intervals():
     setting = SimulationSettings(rare=0.02, rare_for_all=True)
     found = coverage_details(setting, REPLICATIONS, resamples=199)
     assert found.covered / found.with_interval >= 0.93 - 3 * _error(0.93, REPLICATIONS)
 
 
-def test_twelve_equal_methods_are_rarely_told_apart_though_some_pair_alone_mostly_would_be():
+def test_twelve_equal_methods_rarely_have_a_significant_difference():
     setting = SimulationSettings(spread=0.1, common=0.25)
     together, alone = false_differences(setting, 12, 100, resamples=199)
     assert together <= 0.05 + 3 * _error(0.05, 100)
     assert alone == pytest.approx(0.74, abs=3 * _error(0.74, 100))
 
 
-def test_the_true_speedup_of_each_setting_is_that_of_many_questions():
+def test_true_speedup_of_a_setting_is_the_limit_of_many_questions():
     for setting in (
         SimulationSettings(spread=0.25, rare=0.02),
         SimulationSettings(spread=0.25, rare=0.02, rare_for_all=True),

@@ -1,4 +1,4 @@
-"""Letters say which methods differ, and rarely cry wolf."""
+"""Tests of significance groups, shown as letters: methods that share a letter do not differ."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def _matrix(k: int, *pairs: tuple[int, int]) -> np.ndarray:
         (_matrix(3, (0, 2)), ["A", "AB", "B"]),
         (_matrix(3, (0, 1), (0, 2)), ["A", "B", "B"]),
         (_matrix(4, (0, 2), (0, 3), (1, 3)), ["A", "AB", "BC", "C"]),
-        # Piepho's point: a pair in the middle may differ though the outer ones do not.
+        # Piepho's example: two middle methods may differ although the outer ones do not.
         (_matrix(3, (0, 1)), ["A", "B", "AB"]),
     ],
 )
-def test_letters_of_hand_made_cases(differ, expected):
+def test_letters_of_constructed_cases(differ, expected):
     assert group_letters(differ, range(len(differ))) == expected
 
 
@@ -58,12 +58,12 @@ def _times(rng, ratios, n=48, spread=0.05) -> PairedTimes:
     return PairedTimes(np.broadcast_to(baseline, (k, 1, n)), method, np.arange(n) % 6)
 
 
-def test_clearly_faster_methods_are_told_apart_and_equal_ones_are_not():
+def test_only_clearly_faster_methods_get_another_letter():
     times = _times(np.random.default_rng(0), [1.5, 1.5, 1.2])
     assert group_letters(find_different_pairs(resample(times)), [0, 1, 2]) == ["A", "A", "B"]
 
 
-def test_baseline_row_takes_part_without_spread_of_its_own():
+def test_baseline_is_compared_without_its_own_spread():
     times = _times(np.random.default_rng(1), [1.5, 1.001])
     own = times.baseline[:1]
     whole = PairedTimes(
@@ -72,6 +72,6 @@ def test_baseline_row_takes_part_without_spread_of_its_own():
     assert group_letters(find_different_pairs(resample(whole)), [0, 1, 2]) == ["A", "B", "B"]
 
 
-def test_one_question_proves_no_difference():
+def test_one_question_shows_no_difference():
     times = _times(np.random.default_rng(3), [2.0, 1.0], n=1)
     assert not find_different_pairs(resample(times)).any()

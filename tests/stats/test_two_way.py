@@ -1,4 +1,4 @@
-"""Levels of processes: what noise leaves of them."""
+"""Tests of estimating the speed level of each process from noisy times."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ LEVELS = np.array([0.0, 0.08, 0.3, -0.1])
 
 
 def make_disturbed(seed, prompts=7, levels=LEVELS, mean=0.1):
-    """Times that exponential disturbances made longer."""
+    """Return times with exponentially distributed delays."""
     rng = np.random.default_rng(seed)
     shape = prompts, len(levels)
     return rng.normal(0, 1, (prompts, 1)) + levels + rng.exponential(mean, shape)
@@ -28,7 +28,7 @@ def test_levels_without_noise_are_found_exactly(fit):
     assert largest_error(fit(values)) == pytest.approx(0, abs=1e-9)
 
 
-def test_what_only_ever_delays_is_told_from_levels_better_by_the_undisturbed_fit():
+def test_lower_envelope_is_better_for_times_with_delays():
     levels = np.tile(LEVELS, 4)
     errors = []
     for seed in range(30):
@@ -39,7 +39,7 @@ def test_what_only_ever_delays_is_told_from_levels_better_by_the_undisturbed_fit
     assert ours < 0.75 * others
 
 
-def test_two_processes_differ_by_the_median_of_prompts():
+def test_two_processes_differ_by_the_median_over_prompts():
     values = make_disturbed(3, levels=LEVELS[:2])
     assert fit_lower_envelope(values)[1] == pytest.approx(np.median(values[:, 1] - values[:, 0]))
 

@@ -1,4 +1,4 @@
-"""One valid record, to be changed at will."""
+"""A fixture that makes a valid record, which tests can change."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def _record(**changes: Any) -> Record:
 
 @pytest.fixture(scope="session")
 def make_record() -> Callable[..., Record]:
-    """Builds the record with some fields changed."""
+    """Return a function that makes a valid record with these changes."""
     return _record

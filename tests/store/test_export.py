@@ -1,4 +1,4 @@
-"""The parquet table holds what the records hold."""
+"""Tests of exporting records to a parquet table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specbench_cli.store.export import write_parquet
 from specbench_cli.store.schema import BatchMembership, DraftedTokens, Likelihood, Ns, Record
 
 
-def test_parquet_has_a_row_a_record_and_a_column_a_field(tmp_path, make_record):
+def test_parquet_has_one_row_per_record_and_one_column_per_field(tmp_path, make_record):
     file = tmp_path / "records.parquet"
     failed = make_record(
         turn=2, output_ids=None, n_tokens=None, steps=None, forwards=None, ns=Ns(), verdict=None,
@@ -44,8 +44,8 @@ def test_parquet_has_a_row_a_record_and_a_column_a_field(tmp_path, make_record):
     assert pd.isna(table.iloc[1]["ns_total"])
 
 
-def test_parquet_lacks_no_field_of_a_record(tmp_path, make_record):
-    """Those of whatever is nested in it too: of likelihoods, batches, work, versions."""
+def test_parquet_has_every_field_of_a_record(tmp_path, make_record):
+    """The fields of nested values are columns too."""
     cumulants = [at / 8 for at in range(16)]
     whole = make_record(
         likelihood=Likelihood(-2.5, 4.0, cumulants),

@@ -1,4 +1,4 @@
-"""A run keeps files that it did not write, and follows no link out of its folder."""
+"""Tests that a run keeps foreign files, follows no links, and has only one writer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def victim(tmp_path):
-    """A file outside the run, without a line break at its end."""
+    """A file outside the run, without a final line break."""
     file = tmp_path / "victim.txt"
     file.write_text("precious")
     return file
@@ -55,9 +55,9 @@ def snapshot(folder):
     "content",
     [MINE, "", "{}", '{"pid": 1}', '{"cut', "[]", "\x00\xff", '{"pid": 1, "host": "a", "b": 1}'],
 )
-def test_folder_with_a_user_s_file_of_such_a_name_is_refused_and_kept(tmp_path, name, content):
+def test_folder_with_a_users_file_of_a_reserved_name_is_rejected_and_kept(tmp_path, name, content):
     if (name == OURS[-1] and content in ("", '{"cut')) or (name == ".lock" and not content):
-        return  # what a killed process may leave, and no loss
+        return  # a killed process may leave such a file, so it is replaced
     (tmp_path / name).write_text(content)
     before = snapshot(tmp_path)
     with pytest.raises(UsageError, match="not empty, but contains no run"):
@@ -67,7 +67,7 @@ def test_folder_with_a_user_s_file_of_such_a_name_is_refused_and_kept(tmp_path, 
 
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("link", ["symbolic", "dangling", "hard"])
-def test_folder_with_a_link_of_such_a_name_is_refused_and_its_target_kept(
+def test_folder_with_a_link_of_a_reserved_name_is_rejected_and_its_target_kept(
     tmp_path, victim, name, link
 ):
     folder = tmp_path / "run"
@@ -80,7 +80,7 @@ def test_folder_with_a_link_of_such_a_name_is_refused_and_its_target_kept(
         target = victim if link == "symbolic" else tmp_path / "not there"
         (folder / name).symlink_to(target)
     if name == OURS[-1] and link == "hard":
-        return  # the other name keeps the content, whatever becomes of this one
+        return  # removing one of two hard links loses nothing
     with pytest.raises(UsageError, match="not empty, but contains no run"):
         RunDir.create(folder, {}, resume_config=ORDER)
     assert victim.read_text() == content
@@ -89,7 +89,7 @@ def test_folder_with_a_link_of_such_a_name_is_refused_and_its_target_kept(
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_folder_with_a_folder_a_pipe_or_a_socket_of_such_a_name_is_refused(tmp_path, name):
+def test_folder_with_another_kind_of_file_of_a_reserved_name_is_rejected(tmp_path, name):
     for place, make in enumerate((os.mkdir, os.mkfifo, _socket)):
         folder = tmp_path / str(place)
         folder.mkdir()
@@ -119,7 +119,7 @@ def test_file_outside_is_not_appended_to_through_a_link(run, victim, make_record
     assert victim.read_text() == "precious"
 
 
-def test_no_file_is_made_through_a_link_that_leads_nowhere(run, tmp_path, make_record):
+def test_no_file_is_created_through_a_dangling_link(run, tmp_path, make_record):
     (run.path / "records.jsonl").symlink_to(tmp_path / "made")
     with pytest.raises(UsageError, match="is a link"):
         run.append([make_record()])
@@ -143,7 +143,7 @@ def test_manifest_that_is_a_link_is_replaced_and_its_target_kept(run, victim):
 
 
 @pytest.mark.parametrize("content", [MINE, "{}", '{"mine": 1}', "[]"])
-def test_user_s_file_with_the_name_of_a_draft_is_kept(run, content):
+def test_users_file_with_the_name_of_a_temporary_file_is_kept(run, content):
     files = [run.path / name for name in (OURS[-1], ".resume.json.0123abcd.new")]
     for file in files:
         file.write_text(content)
@@ -167,26 +167,26 @@ def test_records_that_another_program_keeps_locked_stop_the_run_with_a_hint(
     assert (run.path / "records.jsonl").read_bytes() == before
 
 
-def test_user_s_file_where_drafts_of_the_manifest_were_is_kept(run):
+def test_users_file_with_an_old_temporary_name_is_kept(run):
     (run.path / ".manifest.json.new").write_text(MINE)
     run.close("finished")
     assert (run.path / ".manifest.json.new").read_text() == MINE
 
 
 @pytest.mark.parametrize("content", [MINE, "", "{}"])
-def test_user_s_file_in_place_of_the_order_is_kept(run, content):
+def test_users_file_with_the_name_of_the_resume_file_is_kept(run, content):
     (run.path / ".resume.json").write_text(content)
     run.remove_resume_config()
     assert (run.path / ".resume.json").read_text() == content
 
 
-def test_order_of_a_finished_run_is_removed(run):
+def test_resume_file_of_a_finished_run_is_removed(run):
     run.remove_resume_config()
     assert not (run.path / ".resume.json").exists()
 
 
 @pytest.mark.parametrize("content", [MINE, " ", '{"pid": 1}'])
-def test_user_s_lock_in_a_run_is_kept_and_named(run, content):
+def test_users_file_with_the_name_of_the_lock_is_kept(run, content):
     run.release()
     (run.path / ".lock").write_text(content)
     with pytest.raises(UsageError, match=r"\.lock was not written by|written to by process unkn"):
@@ -195,7 +195,7 @@ def test_user_s_lock_in_a_run_is_kept_and_named(run, content):
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_lock_that_is_a_link_is_refused_and_its_target_kept(run, victim, link):
+def test_lock_that_is_a_link_is_rejected_and_its_target_kept(run, victim, link):
     run.release()
     link(victim, run.path / ".lock")
     with pytest.raises(UsageError, match="is a link"):
@@ -204,7 +204,7 @@ def test_lock_that_is_a_link_is_refused_and_its_target_kept(run, victim, link):
     assert (run.path / ".lock").exists()
 
 
-def test_run_that_fails_at_once_removes_its_own_files_alone(run, victim):
+def test_run_that_fails_at_once_removes_only_its_own_files(run, victim):
     (run.path / ".resume.json").unlink()
     os.link(victim, run.path / ".resume.json")
     (run.path / "notes.md").write_text(MINE)
@@ -241,7 +241,7 @@ def test_run_of_a_matrix_is_no_link_to_another_folder(tmp_path):
 
 
 @pytest.mark.parametrize("end", [matrix.finish, matrix.discard])
-def test_user_s_file_in_place_of_a_matrix_s_order_is_kept(tmp_path, end):
+def test_users_file_with_the_name_of_a_matrix_file_is_kept(tmp_path, end):
     matrix.create(tmp_path / "m", matrix.MatrixConfig({"a": ORDER}, {}))
     (tmp_path / "m/.matrix.resume.json").write_text(MINE)
     end(tmp_path / "m")
@@ -251,7 +251,7 @@ def test_user_s_file_in_place_of_a_matrix_s_order_is_kept(tmp_path, end):
 # There is one writer even if the lock is removed
 
 
-def second(run):
+def open_second_writer(run):
     """Return the run as another process opens it after the lock was removed."""
     (run.path / ".lock").unlink()
     other = RunDir.open(run.path)
@@ -259,7 +259,7 @@ def second(run):
     return other
 
 
-def test_writer_whose_lock_was_removed_writes_no_more(run, make_record):
+def test_writer_without_its_lock_stops_writing(run, make_record):
     run.append([make_record()])
     (run.path / ".lock").unlink()
     with pytest.raises(ConcurrentWriteError, match=r"\.lock was removed or replaced") as caught:
@@ -279,8 +279,8 @@ def test_writer_whose_lock_was_removed_writes_no_more(run, make_record):
         lambda run, record: run.check_lock(),
     ],
 )
-def test_first_writer_leaves_all_files_to_a_second_one(run, make_record, write):
-    other = second(run)
+def test_first_writer_without_its_lock_changes_no_file(run, make_record, write):
+    other = open_second_writer(run)
     other.append([make_record()])
     before = snapshot(run.path)
     with pytest.raises(ConcurrentWriteError):
@@ -290,7 +290,7 @@ def test_first_writer_leaves_all_files_to_a_second_one(run, make_record, write):
     other.release()
 
 
-def test_lock_that_was_replaced_by_a_copy_or_a_rename_is_noticed(run, make_record, tmp_path):
+def test_replaced_lock_is_detected(run, make_record, tmp_path):
     content = (run.path / ".lock").read_bytes()
     (tmp_path / "copy").write_bytes(content)
     (tmp_path / "copy").replace(run.path / ".lock")
@@ -298,29 +298,29 @@ def test_lock_that_was_replaced_by_a_copy_or_a_rename_is_noticed(run, make_recor
         run.append([make_record()])
 
 
-def test_lock_that_was_moved_away_and_linked_back_is_noticed(run, make_record, tmp_path):
+def test_lock_replaced_by_a_link_is_detected(run, make_record, tmp_path):
     (run.path / ".lock").rename(tmp_path / "kept")
     (run.path / ".lock").symlink_to(tmp_path / "kept")
     with pytest.raises(ConcurrentWriteError):
         run.append([make_record()])
 
 
-def test_what_a_second_writer_added_before_it_ended_is_noticed(run, make_record):
+def test_records_of_a_finished_second_writer_are_detected(run, make_record):
     run.append([make_record()])
     lock = (run.path / ".lock").rename(run.path.parent / "kept")
     other = RunDir.open(run.path)
     other.acquire_lock()
     other.append([make_record(turn=2)])
     other.release()
-    lock.rename(run.path / ".lock")  # as if nothing had been
+    lock.rename(run.path / ".lock")  # the first lock is back in its place
     with pytest.raises(ConcurrentWriteError, match="another program changed it"):
         run.append([make_record(turn=2)])
     assert [record.turn for record in RunDir.open(run.path).records()] == [1, 2]
 
 
-def test_second_writer_notices_what_the_first_added_after_it_had_read(run, make_record):
+def test_second_writer_detects_later_records_of_the_first(run, make_record):
     other = RunDir.open(run.path)
-    other._watched = run.lock  # the moment between the first one's look and its writing
+    other._watched = run.lock  # between the check and the write of the first writer
     other.read_output_ids()
     run.append([make_record()])
     with pytest.raises(ConcurrentWriteError, match="another program changed it"):
@@ -329,7 +329,7 @@ def test_second_writer_notices_what_the_first_added_after_it_had_read(run, make_
 
 
 @pytest.mark.parametrize("keep", [0, 1])
-def test_records_that_vanish_while_a_run_goes_on_are_noticed_at_the_next(run, make_record, keep):
+def test_records_removed_during_a_run_are_detected_at_the_next_append(run, make_record, keep):
     run.append([make_record(turn=1), make_record(turn=2)])
     file = run.path / "records.jsonl"
     lines = file.read_text().splitlines(keepends=True)[:keep]
@@ -338,7 +338,7 @@ def test_records_that_vanish_while_a_run_goes_on_are_noticed_at_the_next(run, ma
         run.append([make_record(turn=3)])
 
 
-def test_process_of_a_repeat_writes_only_while_its_parent_has_the_lock(run, make_record):
+def test_repeat_process_writes_only_while_its_parent_has_the_lock(run, make_record):
     own = RunDir.open(run.path)
     own.share_parent_lock()
     own.append([make_record()])
@@ -349,13 +349,13 @@ def test_process_of_a_repeat_writes_only_while_its_parent_has_the_lock(run, make
         RunDir.open(run.path).share_parent_lock()
 
 
-def test_process_of_a_repeat_does_not_write_without_its_parent(run):
+def test_repeat_process_does_not_write_without_its_parent(run):
     (run.path / ".lock").write_text('{"pid": 1, "host": "elsewhere"}')
     with pytest.raises(ConcurrentWriteError):
         RunDir.open(run.path).share_parent_lock()
 
 
-def test_run_inside_a_run_writes_only_while_that_one_is_held(run, make_record):
+def test_nested_run_writes_only_while_the_outer_lock_is_held(run, make_record):
     trial = RunDir.create(run.path / "tuning", {})
     trial.share_lock_of(run)
     trial.append([make_record()])
@@ -365,7 +365,7 @@ def test_run_inside_a_run_writes_only_while_that_one_is_held(run, make_record):
 
 
 @pytest.mark.parametrize("content", [b"", b'{"pid": 12', b'{"pid": 12, "host": "a'])
-def test_lock_that_a_killed_process_left_half_written_is_taken(tmp_path, content):
+def test_half_written_lock_of_a_killed_process_is_taken_over(tmp_path, content):
     (tmp_path / LOCK).write_bytes(content)
     lock = Lock(tmp_path)
     lock.check()
@@ -388,7 +388,7 @@ def test_empty_lock_that_a_killed_process_left_is_taken_over(run, tmp_path):
     RunDir.create(tmp_path / "new", {}, resume_config=ORDER).release()
 
 
-def test_empty_lock_of_a_process_that_is_alive_is_not_taken_over(run):
+def test_empty_lock_of_a_live_process_is_not_taken_over(run):
     run.release()
     with (run.path / LOCK).open("w") as file:  # as on a full disk
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -397,11 +397,11 @@ def test_empty_lock_of_a_process_that_is_alive_is_not_taken_over(run):
         assert not (run.path / LOCK).read_text()
 
 
-def test_lock_names_its_holder_while_others_try_to_take_it(tmp_path, monkeypatch):
-    """A process that creates the file may be overtaken before it locks the file."""
+def test_lock_has_the_name_of_its_holder(tmp_path, monkeypatch):
+    """Another process may open the file before its creator locks it."""
     opened = files.open_own
 
-    def overtaken(path, flags):
+    def open_after_another(path, flags):
         fd = opened(path, flags)
         monkeypatch.setattr(files, "open_own", opened)
         others.append(Lock(tmp_path))
@@ -409,7 +409,7 @@ def test_lock_names_its_holder_while_others_try_to_take_it(tmp_path, monkeypatch
         return fd
 
     others = []
-    monkeypatch.setattr(files, "open_own", overtaken)
+    monkeypatch.setattr(files, "open_own", open_after_another)
     with pytest.raises(UsageError, match="is being written to by process"):
         Lock(tmp_path)
     assert (tmp_path / LOCK).read_bytes() == (tmp_path / "name").read_bytes() != b""
@@ -420,18 +420,18 @@ def test_lock_names_its_holder_while_others_try_to_take_it(tmp_path, monkeypatch
 def test_only_one_of_many_processes_takes_over_an_empty_lock(tmp_path):
     for _ in range(10):
         (tmp_path / LOCK).touch()
-        start, began = os.pipe()
-        children = [os.fork() or _contend(tmp_path, start, began) for _ in range(6)]
+        start, ready = os.pipe()
+        children = [os.fork() or _contend(tmp_path, start, ready) for _ in range(6)]
         os.close(start)
-        os.close(began)
+        os.close(ready)
         codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         assert sorted(codes) == [0, 2, 2, 2, 2, 2]
         assert (tmp_path / LOCK).exists()  # the holder was killed
 
 
-def _contend(folder, start, began):
-    os.close(began)
-    os.read(start, 1)  # all begin at once
+def _contend(folder, start, ready):
+    os.close(ready)
+    os.read(start, 1)  # all processes start at the same time
     try:
         Lock(folder)
     except UsageError:

@@ -1,4 +1,4 @@
-"""A large file's records, read by several processes, are those that one process reads."""
+"""Tests of reading a large file of records with several processes."""
 
 import importlib
 import json
@@ -17,7 +17,7 @@ PIECE = 20_000
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    """Of 60 records in a dozen pieces."""
+    """A run of 60 records in a dozen pieces."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "scale"))
     try:
         write = importlib.import_module("synthetic").write
@@ -28,19 +28,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 
 @pytest.fixture(autouse=True)
-def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def treat_every_file_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "MIN_PARALLEL_BYTES", 1)
     monkeypatch.setattr(pieces, "_PIECE_BYTES", PIECE)
     monkeypatch.setattr(pieces, "usable_cpus", lambda: 2)
 
 
-def refused(run: RunDir) -> str:
+def read_error(run: RunDir) -> str:
     with pytest.raises(UsageError) as error:
         list(run.map_records(drop_details))
     return str(error.value)
 
 
-def test_pieces_end_with_lines_and_are_the_file(run: RunDir) -> None:
+def test_pieces_end_at_lines_and_make_up_the_file(run: RunDir) -> None:
     file = run.path / "records.jsonl"
     spans = pieces._split_file(file)
     whole = file.read_bytes()
@@ -49,9 +49,7 @@ def test_pieces_end_with_lines_and_are_the_file(run: RunDir) -> None:
     assert all(whole[end - 1 : end] == b"\n" for _, end in spans)
 
 
-def test_several_processes_read_what_one_does_in_its_order_and_name_the_line(
-    run: RunDir, tmp_path: Path
-) -> None:
+def test_several_processes_read_the_same_records_in_order(run: RunDir, tmp_path: Path) -> None:
     assert list(run.map_records(drop_details)) == [drop_details(record) for record in run.records()]
 
     lines = (run.path / "records.jsonl").read_text().splitlines(keepends=True)
@@ -61,12 +59,12 @@ def test_several_processes_read_what_one_does_in_its_order_and_name_the_line(
         (tmp_path / name).write_bytes((run.path / name).read_bytes())
     (tmp_path / "records.jsonl").write_text("".join(bad))
     other = RunDir.open(tmp_path)
-    assert "line 21: a second record of" in refused(other)
+    assert "line 21: a second record of" in read_error(other)
     (tmp_path / "records.jsonl").write_text("".join([*bad[:20], *bad[21:]]))
-    assert "line 51 is not a valid record: n_tokens" in refused(other)
+    assert "line 51 is not a valid record: n_tokens" in read_error(other)
 
 
-def test_what_a_process_that_died_should_have_read_is_read_all_the_same(
+def test_piece_of_a_process_that_died_is_read_again(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = [sys.executable, "-c", "import os; os._exit(9)"]

@@ -1,4 +1,4 @@
-"""A pipe in place of a file of a folder stops no reader."""
+"""Tests that a pipe in place of a file does not block a reader."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def _limit():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_pipe_in_place_of_a_file_that_is_needed_is_an_error(tmp_path, name, read):
+def test_a_pipe_in_place_of_a_required_file_is_an_error(tmp_path, name, read):
     os.mkfifo(tmp_path / name)
     with pytest.raises(UsageError, match=name):
         read(tmp_path)
@@ -61,14 +61,14 @@ def test_a_pipe_in_place_of_a_file_that_is_needed_is_an_error(tmp_path, name, re
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_pipe_in_place_of_a_file_that_may_lack_is_passed_over(tmp_path, name, read, found):
+def test_a_pipe_in_place_of_an_optional_file_is_ignored(tmp_path, name, read, found):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).parent.joinpath("manifest.json").write_text("{}")
     os.mkfifo(tmp_path / name)
     assert read(tmp_path) in (found, [tmp_path])
 
 
-def test_a_matrix_that_names_a_run_twice_is_refused(tmp_path):
+def test_a_matrix_that_names_a_run_twice_is_rejected(tmp_path):
     (tmp_path / matrix.MATRIX).write_text(json.dumps({"runs": ["a", "b", "a"]}))
     with pytest.raises(UsageError, match="a folder is listed twice"):
         matrix.run_folders(tmp_path)

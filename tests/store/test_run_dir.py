@@ -1,4 +1,4 @@
-"""A run's folder survives crashes and refuses to be overwritten."""
+"""Tests of the folder of a run: its manifest, its records, crashes, and its lock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(tmp_path) -> RunDir:
     return RunDir.create(tmp_path / "run", {"version": "0.1"})
 
 
-def test_manifest_says_running_then_finished(run):
+def test_manifest_has_status_running_and_then_finished(run):
     on_disk = run.path / "manifest.json"
     assert json.loads(on_disk.read_text()) == {"version": "0.1", "status": "running"}
     run.close("finished", noisy=False)
@@ -42,10 +42,10 @@ def test_manifest_says_running_then_finished(run):
     }
 
 
-def test_resumed_run_is_running_again_and_keeps_its_facts(run):
+def test_resumed_run_has_status_running_and_keeps_its_facts(run):
     run.close("interrupted", noisy=True)
-    again = RunDir.open(run.path)
-    again.mark_running()
+    reopened = RunDir.open(run.path)
+    reopened.mark_running()
     assert RunDir.open(run.path).manifest["status"] == "running"
     assert RunDir.open(run.path).manifest["noisy"] is True
 
@@ -60,7 +60,7 @@ def test_failed_write_leaves_the_old_manifest(run, monkeypatch):
     assert RunDir.open(run.path).manifest["status"] == "running"
 
 
-def test_records_come_back_in_order_and_are_on_disk_at_once(run, make_record, monkeypatch):
+def test_records_are_read_in_order_and_synced_on_every_append(run, make_record, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", synced.append)
     run.append([make_record(turn=1), make_record(turn=2)])
@@ -77,9 +77,7 @@ def test_invalid_record_is_not_written(run, make_record):
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(1, 2000), data=st.data())
-def test_run_cut_at_any_byte_reads_whole_records_and_goes_on(
-    tmp_path_factory, make_record, cut, data
-):
+def test_run_cut_at_any_byte_keeps_its_complete_records(tmp_path_factory, make_record, cut, data):
     run = RunDir.create(tmp_path_factory.mktemp("runs") / "run", {})
     run.append([make_record(turn=turn) for turn in (1, 2)])
     file = run.path / "records.jsonl"
@@ -92,7 +90,7 @@ def test_run_cut_at_any_byte_reads_whole_records_and_goes_on(
     assert [record.turn for record in run.records()] == [*kept, 9]
 
 
-def test_half_line_longer_than_a_read_is_cut_too(run, make_record):
+def test_long_incomplete_line_is_removed(run, make_record):
     run.append([make_record()])
     with (run.path / "records.jsonl").open("ab") as file:
         file.write(b"x" * 200_000)
@@ -109,7 +107,7 @@ def test_damaged_line_in_the_middle_is_an_error_with_its_number(run, make_record
         list(run.records())
 
 
-def test_second_record_of_a_cell_is_an_error(run, make_record):
+def test_second_record_of_an_output_is_an_error(run, make_record):
     run.append([make_record(), make_record()])
     with pytest.raises(UsageError, match="line 2: a second record"):
         list(run.records())
@@ -120,7 +118,7 @@ def test_run_without_records_is_empty(run):
     assert list(run.prompts()) == []
 
 
-def test_prompts_come_back(run):
+def test_prompts_are_read_back_unchanged(run):
     prompt = Prompt("mini/1", "mini/1", "mini", "qa", "lexicon", 1, "Où?\u2028", [1, 2])
     run.append_prompts([prompt])
     assert list(run.prompts()) == [prompt]
@@ -139,7 +137,7 @@ def test_existing_run_is_not_overwritten(run):
     assert caught.value.exit_code == ExitCode.USAGE
 
 
-def test_folder_with_other_things_is_refused(tmp_path):
+def test_folder_with_other_files_is_rejected(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(UsageError, match="not empty, but contains no run"):
         RunDir.create(tmp_path, {})
@@ -153,7 +151,7 @@ def test_folder_that_cannot_be_made_is_a_usage_error(tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]"])
-def test_folder_without_a_good_manifest_is_no_run(tmp_path, content):
+def test_folder_without_a_valid_manifest_is_no_run(tmp_path, content):
     if content is not None:
         (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(UsageError, match=r"contains no run|is damaged"):
@@ -174,14 +172,14 @@ def test_default_folder_has_time_name_and_hash_and_is_new(tmp_path):
 
 @pytest.fixture
 def runs(tmp_path):
-    """Return a function that creates runs with the given states, oldest first."""
+    """Return a function that creates runs with these states, oldest first."""
 
     def create(**states):
-        for place, (name, state) in enumerate(states.items()):
+        for index, (name, state) in enumerate(states.items()):
             run = RunDir.create(tmp_path / name, {})
             if state != "running":
                 run.close(state)
-            os.utime(run.path / "manifest.json", ns=(place, place))
+            os.utime(run.path / "manifest.json", ns=(index, index))
         return tmp_path
 
     return create
@@ -200,14 +198,14 @@ def test_last_to_resume_is_the_newest_unfinished_run_or_else_the_newest(runs):
     assert find_latest(root, to_resume=True) == root / "b"
 
 
-def test_last_without_a_finished_run_names_the_newest_and_how_to_go_on(runs):
+def test_last_without_a_finished_run_is_an_error_with_a_hint(runs):
     root = runs(a="interrupted", b="running")
     with pytest.raises(UsageError, match=r"no run in .* has finished; the newest is b") as caught:
         find_latest(root)
     assert "specbench run --resume last" in caught.value.hint
 
 
-def test_no_run_at_all_says_how_to_make_one(tmp_path):
+def test_last_without_any_run_is_an_error_with_a_hint(tmp_path):
     with pytest.raises(UsageError, match="there is no run") as caught:
         find_latest(tmp_path)
     assert caught.value.hint == "specbench run"
@@ -218,27 +216,27 @@ def test_lines_are_json_lines(run, make_record):
     assert (run.path / "records.jsonl").read_text() == to_json(make_record()) + "\n"
 
 
-def test_what_is_answered_is_what_the_records_say_and_grows_with_them(
-    run, make_record, monkeypatch
-):
+def test_output_ids_are_read_once_and_updated_by_new_records(run, make_record, monkeypatch):
     run.append([make_record(), make_record(turn=2, label="vanilla")])
-    again = RunDir.open(run.path)
-    assert again.read_output_ids() == {record.key: record.output_ids for record in again.records()}
-    monkeypatch.setattr("specbench_cli.store.jsonl.read", None)  # it is read once
-    again.append([make_record(turn=3)])
-    assert [key[1] for key in again.read_output_ids()] == [1, 2, 3]
+    reopened = RunDir.open(run.path)
+    assert reopened.read_output_ids() == {
+        record.key: record.output_ids for record in reopened.records()
+    }
+    monkeypatch.setattr("specbench_cli.store.jsonl.read", None)  # the file is read only once
+    reopened.append([make_record(turn=3)])
+    assert [key[1] for key in reopened.read_output_ids()] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("line", "says"), [("{}", "prompt_id is missing"), ("{", "not JSON")])
-def test_what_is_answered_names_a_damaged_line(run, make_record, line, says):
+@pytest.mark.parametrize(("line", "message"), [("{}", "prompt_id is missing"), ("{", "not JSON")])
+def test_output_ids_of_a_damaged_line_are_an_error(run, make_record, line, message):
     run.append([make_record()])
     with (run.path / "records.jsonl").open("a") as file:
         file.write(f"{line}\n")
-    with pytest.raises(UsageError, match=f"line 2 is not a valid record: {says}"):
+    with pytest.raises(UsageError, match=f"line 2 is not a valid record: {message}"):
         run.read_output_ids()
 
 
-def test_an_impossible_value_is_named_with_file_line_and_what_to_do(run, make_record):
+def test_an_invalid_value_is_an_error_with_line_and_hint(run, make_record):
     run.append([make_record(), make_record(turn=2)])
     file = run.path / "records.jsonl"
     first, second = file.read_text().splitlines()
@@ -251,7 +249,7 @@ def test_an_impossible_value_is_named_with_file_line_and_what_to_do(run, make_re
     assert "sed -i 2d" in str(caught.value.hint)
 
 
-def test_a_token_that_the_target_does_not_have_is_named(tmp_path, make_record):
+def test_a_token_outside_the_vocabulary_is_an_error(tmp_path, make_record):
     models = {"target": {"label": "tiny", "vocab_size": 8}}
     run = RunDir.create(tmp_path / "tiny", {"models": models})
     run.append([make_record()])
@@ -259,7 +257,7 @@ def test_a_token_that_the_target_does_not_have_is_named(tmp_path, make_record):
         list(RunDir.open(run.path).records())
 
 
-def test_a_record_s_worker_is_one_that_the_run_was_dealt_to(run, make_record):
+def test_a_record_of_an_unknown_worker_is_an_error(run, make_record):
     run.update(workers={"w1": {"device": "cpu"}})
     run.append([make_record(worker="w1"), make_record(pass_=2, worker="w2")])
     with pytest.raises(
@@ -268,14 +266,14 @@ def test_a_record_s_worker_is_one_that_the_run_was_dealt_to(run, make_record):
         list(run.records())
 
 
-def test_records_that_tell_a_prompt_apart_are_refused(run, make_record):
+def test_records_with_contradictory_prompts_are_an_error(run, make_record):
     run.append([make_record(), make_record(turn=2, family="code")])
     with pytest.raises(UsageError, match="line 2 is not a valid record: prompt mini/3: "):
         list(run.records())
 
 
 @pytest.mark.parametrize(
-    ("manifest", "prompt", "says"),
+    ("manifest", "prompt", "message"),
     [
         ({"rows": [{"label": "pld"}]}, {}, "label: 'sps' is not a method of the run"),
         (
@@ -295,19 +293,23 @@ def test_records_that_tell_a_prompt_apart_are_refused(run, make_record):
         ({}, {"turn": 2}, "turn 2 of mini/3 without turn 1"),
     ],
 )
-def test_a_record_that_is_none_of_its_run_is_named(tmp_path, make_record, manifest, prompt, says):
+def test_a_record_that_does_not_belong_to_the_run_is_an_error(
+    tmp_path, make_record, manifest, prompt, message
+):
     run, record = RunDir.create(tmp_path / "run", manifest), make_record()
     if prompt is not None:
-        asked = {name: getattr(record, name) for name in ("prompt_id", "cluster", "task", "family")}
-        asked |= {"category": record.category, "turn": 1, "text": "Why?", "ids": [1]}
-        run.append_prompts([Prompt(**(asked | prompt))])
+        prompt_fields = {
+            name: getattr(record, name) for name in ("prompt_id", "cluster", "task", "family")
+        }
+        prompt_fields |= {"category": record.category, "turn": 1, "text": "Why?", "ids": [1]}
+        run.append_prompts([Prompt(**(prompt_fields | prompt))])
     run.append([record])
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         list(run.records())
 
 
 @pytest.mark.parametrize(
-    ("manifest", "says"),
+    ("manifest", "message"),
     [
         ({"rows": [{"label": "a\x1b[2J"}]}, "rows\\[0\\].label must be text without control"),
         ({"rows": [{"label": "a"}, {"label": "a"}]}, "rows has 'a' twice"),
@@ -325,13 +327,13 @@ def test_a_record_that_is_none_of_its_run_is_named(tmp_path, make_record, manife
         ({"models": {"draft": {"eos": [7], "vocab_size": 7}}}, "models.draft.eos has 7, but there"),
     ],
 )
-def test_a_manifest_that_cannot_be_is_named(tmp_path, manifest, says):
+def test_an_invalid_manifest_is_an_error(tmp_path, manifest, message):
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         RunDir.open(tmp_path)
 
 
-def test_a_manifest_keeps_its_order_and_its_whole_numbers(tmp_path):
+def test_a_manifest_keeps_its_order_and_integers(tmp_path):
     text = '{"status":"finished","machine":{"hardware":{"memory_gib":24}},"schema":6}'
     (tmp_path / "manifest.json").write_text(text)
     assert json.dumps(RunDir.open(tmp_path).manifest, separators=(",", ":")) == text
@@ -340,7 +342,7 @@ def test_a_manifest_keeps_its_order_and_its_whole_numbers(tmp_path):
 # One writer
 
 
-def test_second_writer_is_refused_by_name_and_the_first_goes_on(run):
+def test_second_writer_is_rejected_until_the_first_releases_the_lock(run):
     run.acquire_lock()
     other = RunDir.open(run.path)
     with pytest.raises(UsageError, match=f"written to by process {os.getpid()} on ") as caught:
@@ -352,7 +354,7 @@ def test_second_writer_is_refused_by_name_and_the_first_goes_on(run):
     assert [file.name for file in run.path.iterdir()] == ["manifest.json"]
 
 
-def test_lock_of_a_process_that_died_hinders_nobody(run):
+def test_lock_of_a_dead_process_is_ignored(run):
     (child := os.fork()) or (run.acquire_lock(), os._exit(0))
     os.waitpid(child, 0)
     assert (run.path / ".lock").exists()
@@ -360,27 +362,29 @@ def test_lock_of_a_process_that_died_hinders_nobody(run):
     run.release()
 
 
-ORDERED = '{"methods":[{"name":"sps"}],"tasks":["mini"],"target":"embedded"}'
-"""The beginning of what `.resume.json` holds."""
+RESUME_CONFIG = '{"methods":[{"name":"sps"}],"tasks":["mini"],"target":"embedded"}'
+"""A possible content of `.resume.json`."""
 
 
-def test_folder_that_a_killed_start_left_can_be_begun_in(tmp_path):
-    (child := os.fork()) or killed_while_it_begins(tmp_path)
+def test_folder_left_by_a_killed_start_can_be_reused(tmp_path):
+    (child := os.fork()) or create_and_die(tmp_path)
     os.waitpid(child, 0)
-    (tmp_path / ".manifest.json.0123abcd.new").write_text('{"cut')  # by a kill while it is written
+    (tmp_path / ".manifest.json.0123abcd.new").write_text(
+        '{"cut'
+    )  # a killed process leaves a half-written file
     (tmp_path / ".resume.json.0123abcd.new").write_text("")
     assert {".lock", ".resume.json"} < {file.name for file in tmp_path.iterdir()}
-    run = RunDir.create(tmp_path, {}, resume_config=ORDERED)
+    run = RunDir.create(tmp_path, {}, resume_config=RESUME_CONFIG)
     assert run.manifest["status"] == "running"
     with pytest.raises(UsageError, match="written to by process"):
-        RunDir.create(tmp_path, {}, resume_config=ORDERED)
+        RunDir.create(tmp_path, {}, resume_config=RESUME_CONFIG)
     run.discard()
     assert not tmp_path.exists()
 
 
-def killed_while_it_begins(path):
+def create_and_die(path):
     RunDir._write_manifest = lambda self: os._exit(9)
-    RunDir.create(path, {}, resume_config=ORDERED)
+    RunDir.create(path, {}, resume_config=RESUME_CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -390,7 +394,7 @@ def killed_while_it_begins(path):
         ("manifest.json", lambda run, record: run.update(much="x" * 9000)),
     ],
 )
-def test_file_that_cannot_grow_is_named_and_keeps_its_whole_lines(run, make_record, name, write):
+def test_full_disk_is_an_error_and_keeps_complete_lines(run, make_record, name, write):
     run.append([make_record()])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (900, before[1]))
@@ -407,11 +411,11 @@ def test_file_that_cannot_grow_is_named_and_keeps_its_whole_lines(run, make_reco
 
 def harm(file, how):
     if how == "append":
-        with file.open("a") as held:
-            held.write("{}\n")
+        with file.open("a") as opened:
+            opened.write("{}\n")
     elif how == "same size":
         before = file.stat()
-        time.sleep(0.01)  # the system's clock of files may tick so slowly
+        time.sleep(0.01)  # the clock of the file system may have this resolution
         file.write_bytes(b" " * before.st_size)
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     elif how == "replace":
@@ -423,9 +427,7 @@ def harm(file, how):
 
 @pytest.mark.parametrize("name", ["records.jsonl", "manifest.json", "prompts.jsonl"])
 @pytest.mark.parametrize("how", ["append", "same size", "replace", "remove"])
-def test_file_that_another_program_writes_to_is_named_with_it_and_the_run_is_spoiled(
-    run, name, how
-):
+def test_file_changed_by_a_plugin_spoils_the_run(run, name, how):
     if name != "manifest.json":
         (run.path / name).write_text("{}\n")
     with (
@@ -436,7 +438,7 @@ def test_file_that_another_program_writes_to_is_named_with_it_and_the_run_is_spo
     assert RunDir.open(run.path).manifest["spoiled"] == "bad"
 
 
-def test_files_that_nobody_writes_to_are_no_fault_and_a_fault_is_not_hidden(run):
+def test_other_files_and_errors_do_not_spoil_the_run(run):
     with run.forbid_changes("good"):
         (run.path / "report.md").write_text("of the user's")
     with pytest.raises(KeyError), run.forbid_changes("good"):
@@ -444,7 +446,7 @@ def test_files_that_nobody_writes_to_are_no_fault_and_a_fault_is_not_hidden(run)
     assert "spoiled" not in run.manifest
 
 
-def test_run_in_a_folder_of_its_own_is_found_once_and_no_longer_than_it_is_there(tmp_path):
+def test_registered_run_is_listed_until_its_folder_is_deleted(tmp_path):
     root, chosen = tmp_path / "results/runs", tmp_path / "mine"
     RunDir.create(root / "usual", {}).close("finished")
     RunDir.create(chosen, {}).close("finished")
@@ -456,7 +458,7 @@ def test_run_in_a_folder_of_its_own_is_found_once_and_no_longer_than_it_is_there
     assert list_runs(root) == [root / "usual"]
 
 
-def test_folder_of_runs_that_cannot_be_made_is_no_fault_of_the_run(tmp_path):
+def test_registering_a_run_in_an_unusable_folder_is_ignored(tmp_path):
     (tmp_path / "results").write_text("a file")
     register_run(tmp_path / "mine", tmp_path / "results/runs")
     assert list_runs(tmp_path / "results/runs") == []

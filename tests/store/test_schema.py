@@ -1,4 +1,4 @@
-"""A record survives the disk, and a wrong one does not get there."""
+"""Tests of the record schema: reading, writing, and rejecting invalid records."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from specbench_cli.store.schema import (
 )
 
 FIFTH = ("target_equivalents", "version", "batch", "worker")
-"""What schema 5 and later ones added to a record."""
+"""The fields that schema 5 and later versions added."""
 
 
-def test_record_reads_back_as_it_was_written(make_record):
+def test_a_written_record_is_read_back_unchanged(make_record):
     assert from_json(to_json(make_record())) == make_record()
 
 
 @given(
     st.text(max_size=20), st.floats(0, 1), st.lists(st.integers(0, 5000), min_size=5, max_size=5)
 )
-def test_any_text_and_number_reads_back(make_record, text, score, ids):
+def test_any_text_and_number_is_read_back_unchanged(make_record, text, score, ids):
     record = make_record(category=text, score=score, output_ids=ids)
     line = to_json(record)
     assert "\n" not in line
     assert from_json(line) == record
 
 
-def test_keys_are_those_of_the_design_in_a_stable_order(make_record):
+def test_keys_have_a_fixed_order(make_record):
     data = json.loads(to_json(make_record()))
     assert list(data) == [
         *("schema", "prompt_id", "cluster", "task", "family", "category", "turn", "method"),
@@ -86,7 +86,7 @@ def test_record_of_the_first_schema_is_read(make_record):
     assert from_json(json.dumps(data)) == make_record(schema=1)
 
 
-def test_what_schema_4_added_reads_back(make_record):
+def test_fields_of_schema_4_are_read_back_unchanged(make_record):
     record = make_record(
         drafts=[DraftedTokens([6, 7], None, [0, 1]), DraftedTokens([9, 3], [-1, -1], [])],
         extra={"reused": 41, "share": 0.5},
@@ -97,12 +97,12 @@ def test_what_schema_4_added_reads_back(make_record):
     assert from_json(to_json(record)) == record
 
 
-def test_nan_does_not_get_into_a_file(make_record):
+def test_nan_is_not_written(make_record):
     with pytest.raises(ValueError, match="not JSON compliant"):
         to_json(make_record(other_cpu=float("nan")))
 
 
-def test_newer_schema_is_refused_with_what_to_do(make_record):
+def test_newer_schema_is_rejected_with_a_hint(make_record):
     line = to_json(make_record(schema=SCHEMA + 1))
     with pytest.raises(
         UsageError, match=f"schema {SCHEMA + 1}; this specbench reads up to {SCHEMA}"
@@ -123,25 +123,25 @@ def test_newer_schema_is_refused_with_what_to_do(make_record):
         ('{"schema": 1}', "prompt_id is missing"),
     ],
 )
-def test_other_text_is_no_record_and_the_error_says_why(line, why):
+def test_invalid_text_is_an_error_with_a_reason(line, why):
     with pytest.raises(ValueError, match=why):
         from_json(line)
 
 
-def test_a_number_beyond_every_float_is_refused(make_record):
+def test_a_number_larger_than_any_float_is_rejected(make_record):
     line = to_json(make_record(extra={"reused": 7}))
     with pytest.raises(ValueError, match=r"extra\.reused"):
         from_json(line.replace('"reused":7', f'"reused":{10**400}'))
 
 
-def test_unknown_field_is_named(make_record):
+def test_unknown_field_is_an_error_with_its_name(make_record):
     data = json.loads(to_json(make_record())) | {"speed": 3}
     with pytest.raises(ValueError, match="speed is not known"):
         from_json(json.dumps(data))
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "says"),
+    ("path", "value", "message"),
     [
         (["family"], "poetry", "family must be one of"),
         (["score"], float("nan"), "score must be"),
@@ -163,18 +163,18 @@ def test_unknown_field_is_named(make_record):
         (["verdict"], "fine", "verdict must be a mapping"),
     ],
 )
-def test_value_that_cannot_be_is_named_with_its_place(make_record, path, value, says):
+def test_invalid_value_is_an_error_with_its_path(make_record, path, value, message):
     data = json.loads(to_json(make_record()))
     place = data
     for step in path[:-1]:
         place = place[step]
     place[path[-1]] = value
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         from_json(json.dumps(data))
 
 
 def trace(**changes):
-    """The record's own trace with some columns changed."""
+    """Return the trace of the record with some columns changed."""
     kinds = [
         ForwardKind("target", "verify", 0, 1, (0, 8)),
         ForwardKind("draft", "draft", 0, 1, (0, 2)),
@@ -188,7 +188,7 @@ def trace(**changes):
     return Trace(kinds, **columns | changes)
 
 
-def test_deleted_entries_of_a_trace_are_missed(make_record):
+def test_deleted_entries_of_a_trace_are_detected(make_record):
     record = make_record()
     for column in ("kind", "n_tokens", "t0_ns", "t1_ns"):
         del getattr(record.forwards, column)[3]
@@ -278,7 +278,7 @@ def test_valid_record_passes(make_record):
         ("version", {"version": -1}),
     ],
 )
-def test_broken_invariant_is_named(make_record, field, changes):
+def test_broken_invariant_is_an_error_with_its_field(make_record, field, changes):
     with pytest.raises(ValueError, match=f"^{field.replace('.', '[.]')}: "):
         validate(make_record(**changes))
 
@@ -286,7 +286,7 @@ def test_broken_invariant_is_named(make_record, field, changes):
 @pytest.mark.parametrize(("work", "share", "holds"), [
     (3.0, 1.0, True), (2.25, 0.75, True), (None, 0.75, True), (1, 0.75, False), (3.75, 1.25, False),
 ])  # fmt: skip
-def test_equivalents_are_the_sum_of_the_targets_shares(make_record, work, share, holds):
+def test_target_equivalents_are_the_sum_of_the_shares(make_record, work, share, holds):
     record = make_record(target_equivalents=work)
     target, draft = record.forwards.kinds
     record.forwards.kinds = [replace(target, share=share), replace(draft, share=0.9)]
@@ -297,7 +297,7 @@ def test_equivalents_are_the_sum_of_the_targets_shares(make_record, work, share,
         validate(record)
 
 
-def test_a_kinds_share_is_that_of_its_layers_in_older_records():
+def test_share_of_older_records_is_computed_from_the_layers():
     half = ForwardKind("target", "verify", 0, 1, (4, 8))
     assert half.share_of(8) == 0.5
     assert half.share_of(None) == 1
@@ -305,17 +305,17 @@ def test_a_kinds_share_is_that_of_its_layers_in_older_records():
     assert ForwardKind("target", "verify", 0, 1, (0, 8)).share_of(8) == 1
 
 
-def test_peer_may_leave_null_what_it_cannot_see(make_record):
-    unseen = dict.fromkeys(("origin", "steps", "target_forwards", "draft_forwards", "forwards"))
-    validate(make_record(peer=True, ns=Ns(total=100), **unseen))
+def test_other_engines_may_leave_fields_null(make_record):
+    missing = dict.fromkeys(("origin", "steps", "target_forwards", "draft_forwards", "forwards"))
+    validate(make_record(peer=True, ns=Ns(total=100), **missing))
 
 
-def test_peer_must_say_its_total_time(make_record):
+def test_other_engines_must_have_the_total_time(make_record):
     with pytest.raises(ValueError, match=r"^ns\.total: missing"):
         validate(make_record(peer=True, ns=Ns(prefill=20)))
 
 
-def test_failed_cell_has_its_error_and_nulls(make_record):
+def test_failed_output_has_its_error_and_nulls(make_record):
     nulls = dict.fromkeys(
         ("output_ids", "origin", "n_tokens", "steps", "target_forwards", "draft_forwards")
     )
@@ -324,16 +324,16 @@ def test_failed_cell_has_its_error_and_nulls(make_record):
     )
 
 
-def test_void_cell_may_have_lost_its_times(make_record):
+def test_noisy_output_may_have_no_times(make_record):
     validate(make_record(void=True, ns=Ns()))
 
 
-def test_joules_belong_to_outputs_whose_time_is_told(make_record):
+def test_energy_is_rejected_for_noisy_and_failed_outputs(make_record):
     validate(make_record(energy_j=0.5))
     failed = {"verdict": None, "finish": "error", "error": "boom"}
-    for untold in ({"void": True, "ns": Ns()}, failed):
+    for without_time in ({"void": True, "ns": Ns()}, failed):
         with pytest.raises(ValueError, match="energy_j: given for a noisy or failed output"):
-            validate(make_record(energy_j=0.5, **untold))
+            validate(make_record(energy_j=0.5, **without_time))
 
 
 def test_busy_times_of_overlapping_workers_need_not_add_up(make_record):
@@ -351,7 +351,7 @@ def test_busy_times_of_overlapping_workers_need_not_add_up(make_record):
         ([0, 1, 9, 5, 8], "read before it was sent"),
     ],
 )
-def test_message_that_cannot_have_been_is_named(make_record, message, why):
+def test_impossible_message_is_an_error(make_record, message, why):
     record = make_record()
     trace = Trace(record.forwards.kinds, [], [], [], [], [], [message])
     with pytest.raises(ValueError, match=f"^forwards[.]messages: {why}"):
@@ -378,7 +378,7 @@ def test_trace_packs_forwards_by_kind_and_keeps_their_order():
     assert trace.workers == 1
 
 
-def test_an_error_of_an_older_run_is_read_bounded_and_on_one_line(make_record):
+def test_error_of_an_older_run_is_truncated_to_one_line(make_record):
     record = make_record(error="a\n" + "x" * 100_000)
     read = from_json(to_json(record)).error
     assert read.startswith("a xxx")
@@ -386,12 +386,12 @@ def test_an_error_of_an_older_run_is_read_bounded_and_on_one_line(make_record):
     assert len(read) < 3000
 
 
-def test_a_name_without_end_is_refused(make_record):
+def test_a_name_that_is_too_long_is_rejected(make_record):
     with pytest.raises(ValueError, match="label must be at most 4000 characters long"):
         from_json(to_json(make_record(label="x" * 5000)))
 
 
-def test_a_manifest_is_read_bounded_but_for_what_is_compared():
+def test_texts_of_a_manifest_are_truncated_except_compared_ones():
     endless = "x" * 100_000
     own = {
         "status": "finished",

@@ -1,7 +1,7 @@
-"""The shipped tasks on small files in their originals' formats, and what is refused of such files.
+"""Shipped tasks, read from small files in the format of the originals.
 
-`fixtures/` holds invented rows in the columns of the originals; files that are no text are packed
-from them here.
+`fixtures/` contains invented rows with the columns of the originals. Binary files are packed from
+them here.
 """
 
 import gzip
@@ -30,13 +30,13 @@ def rows(fixture):
     return [json.loads(line) for line in lines]
 
 
-def parquet(fixture):
+def pack_parquet(fixture):
     packed = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows(fixture)), packed)
     return packed.getvalue()
 
 
-def archive(*fixtures):
+def pack_archive(*fixtures):
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
         for fixture in fixtures:
@@ -44,29 +44,32 @@ def archive(*fixtures):
     return packed.getvalue()
 
 
-def original(file):
-    """A file in the format of the original."""
+def make_original(file):
+    """Return the bytes of a file in the format of the original."""
     match file:
         case "longbench.zip":
-            return archive("gov_report.jsonl", "qmsum.jsonl")
+            return pack_archive("gov_report.jsonl", "qmsum.jsonl")
         case "speed/qualitative/test.parquet":
-            return parquet("speed_bench.jsonl")
+            return pack_parquet("speed_bench.jsonl")
         case "cnn_dailymail_test.parquet" | "aime_2024.parquet":
-            return parquet(Path(file).with_suffix(".jsonl"))
+            return pack_parquet(Path(file).with_suffix(".jsonl"))
         case _ if file.startswith("mgsm/"):
             return (FIXTURES / "mgsm.tsv").read_bytes()
     return (FIXTURES / file).read_bytes()
 
 
-def copy_of(name, folder, count, **files):
-    """The YAML of a shipped task beside its fixture files: without checksums, with their count."""
+def copy_config(name, folder, count, **files):
+    """Write a shipped task's YAML next to its fixture files.
+
+    The copy has no checksums, and its row count is that of the fixtures.
+    """
     facts = describe(name) | {"rows": count}
     for source in facts["source"] if isinstance(facts["source"], list) else [facts["source"]]:
         for download in ("sha256", "url", "hub"):
             source.pop(download, None)
         path = folder / source["file"]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(files.get(source["file"]) or original(source["file"]))
+        path.write_bytes(files.get(source["file"]) or make_original(source["file"]))
     card = folder / f"{name}.yaml"
     card.write_text(yaml.safe_dump(facts, sort_keys=False), encoding="utf-8")
     return str(card)
@@ -99,7 +102,7 @@ def copy_of(name, folder, count, **files):
 def test_every_task_loads_from_its_original_format(
     tmp_path, name, count, first_id, family, first_turn, reference
 ):
-    task = load_task(copy_of(name, tmp_path, count))
+    task = load_task(copy_config(name, tmp_path, count))
     first = task.questions[0]
     assert len(task.questions) == count
     assert first.prompt_id.startswith(f"{name}/{first_id}")
@@ -109,15 +112,15 @@ def test_every_task_loads_from_its_original_format(
     assert (first.reference is None) == (reference is None)
 
 
-def test_no_shipped_task_is_left_out_above():
+def test_every_shipped_task_has_a_case():
     (mark,) = test_every_task_loads_from_its_original_format.pytestmark
     assert [case[0] for case in mark.args[1]] == DOWNLOADED
 
 
 @pytest.mark.parametrize("name", ["aime", "gsm8k", "humaneval", "math500", "mbpp", "mgsm"])
-def test_scorers_are_right_on_references_and_wrong_on_another_questions(tmp_path, name):
+def test_scorers_accept_the_reference_and_reject_another_question_s(tmp_path, name):
     counts = {"aime": 4, "humaneval": 3, "mgsm": 22}
-    questions = load_task(copy_of(name, tmp_path, counts.get(name, 2))).questions[:3]
+    questions = load_task(copy_config(name, tmp_path, counts.get(name, 2))).questions[:3]
     others = questions[1:] + questions[:1]
     for question, other in zip(questions, others, strict=True):
         assert score(question, 1, question.reference[0], run_code=True, uncontained=True) == 1
@@ -126,20 +129,20 @@ def test_scorers_are_right_on_references_and_wrong_on_another_questions(tmp_path
 
 
 def test_parts_of_a_task_have_their_categories_and_prompts(tmp_path):
-    report, meeting = load_task(copy_of("longbench", tmp_path, 2)).questions
+    report, meeting = load_task(copy_config("longbench", tmp_path, 2)).questions
     assert [report.category, meeting.category] == ["gov_report", "qmsum"]
     assert "The department spent" in report.turns[0]
     assert meeting.turns[0].endswith("Query: What did Ida think of the remote control?\nAnswer:")
 
 
-def test_lists_in_a_prompt_are_lines_and_the_tests_surround_the_answer(tmp_path):
-    larger, vowels = load_task(copy_of("mbpp", tmp_path, 2)).questions
+def test_lists_in_a_prompt_become_lines_and_tests_surround_the_answer(tmp_path):
+    larger, vowels = load_task(copy_config("mbpp", tmp_path, 2)).questions
     assert "assert larger(1, 2) == 2\nassert larger(5, 2) == 5\n" in larger.turns[0]
     assert vowels.program == ("", "\nVOWELS = 'aeiou'\nassert vowels('banana') == 3\n")
 
 
-def test_gzipped_original_is_read_beside_its_plain_name(tmp_path):
-    card = copy_of("humaneval", tmp_path, 3)
+def test_a_gzipped_original_is_read_under_its_plain_name(tmp_path):
+    card = copy_config("humaneval", tmp_path, 3)
     (tmp_path / "humaneval.jsonl.gz").write_bytes(
         gzip.compress((tmp_path / "humaneval.jsonl").read_bytes())
     )
@@ -147,9 +150,9 @@ def test_gzipped_original_is_read_beside_its_plain_name(tmp_path):
     assert len(load_task(card).questions) == 3
 
 
-def test_rows_that_are_still_placeholders_are_refused_with_what_to_do(tmp_path):
-    raw = parquet("speed_bench_unprepared.jsonl")
-    card = copy_of("speed_bench", tmp_path, 3, **{"speed/qualitative/test.parquet": raw})
+def test_placeholder_rows_are_refused_with_a_hint(tmp_path):
+    raw = pack_parquet("speed_bench_unprepared.jsonl")
+    card = copy_config("speed_bench", tmp_path, 3, **{"speed/qualitative/test.parquet": raw})
     with pytest.raises(EnvironmentFault) as caught:
         load_task(card)
     assert "2 of 3 questions are placeholders" in caught.value.message
@@ -170,7 +173,13 @@ def test_rows_that_are_still_placeholders_are_refused_with_what_to_do(tmp_path):
             "not a whole parquet file",
         ),
         ("longbench", 2, "longbench.zip", lambda d: d[: len(d) // 2], "not a whole zip archive"),
-        ("longbench", 2, "longbench.zip", lambda d: archive("qmsum.jsonl"), "holds no data/gov_r"),
+        (
+            "longbench",
+            2,
+            "longbench.zip",
+            lambda d: pack_archive("qmsum.jsonl"),
+            "holds no data/gov_r",
+        ),
         ("humaneval", 3, "humaneval.jsonl", lambda d: gzip.compress(d)[:-9], "cannot be read"),
         ("mbpp", 2, "mbpp.jsonl", lambda d: d[:-9], "mbpp.jsonl:4 cannot be read: not JSON"),
         ("mgsm", 22, "mgsm/mgsm_de.tsv", lambda d: d[:30], ":1 cannot be read: 1 columns instead"),
@@ -178,8 +187,8 @@ def test_rows_that_are_still_placeholders_are_refused_with_what_to_do(tmp_path):
         ("gsm8k", 2, "gsm8k_test.jsonl", lambda d: d.splitlines()[0], "contains 1 questions, but"),
     ],
 )
-def test_damaged_file_is_refused_in_one_paragraph(tmp_path, name, count, file, damage, message):
-    card = copy_of(name, tmp_path, count, **{file: damage(original(file))})
+def test_a_damaged_file_is_one_error(tmp_path, name, count, file, damage, message):
+    card = copy_config(name, tmp_path, count, **{file: damage(make_original(file))})
     with pytest.raises(EnvironmentFault) as caught:
         load_task(card)
     assert message in caught.value.message
@@ -189,13 +198,13 @@ def test_damaged_file_is_refused_in_one_paragraph(tmp_path, name, count, file, d
     assert caught.value.exit_code == ExitCode.ENVIRONMENT
 
 
-def test_schema_for_editors_is_the_cards():
+def test_the_editor_schema_matches_the_dataset_config():
     committed = (load.SHIPPED / "schema.json").read_text(encoding="utf-8")
     assert committed == json_schema()
 
 
 @pytest.mark.parametrize("card", CARDS, ids=lambda path: path.stem)
-def test_every_card_names_itself_its_schema_its_licence_and_its_paper(card):
+def test_every_dataset_config_has_name_schema_licence_and_paper(card):
     first, *_ = card.read_text(encoding="utf-8").splitlines()
     facts = describe(card.stem)
     assert first == "# yaml-language-server: $schema=schema.json"
@@ -204,7 +213,7 @@ def test_every_card_names_itself_its_schema_its_licence_and_its_paper(card):
 
 
 @pytest.mark.parametrize("name", DOWNLOADED)
-def test_every_download_is_pinned_and_everything_else_says_how_it_is_had(name):
+def test_every_download_is_pinned_and_other_sources_say_how_to_get_them(name):
     card = load.read_dataset_config(load.SHIPPED / f"{name}.yaml")
     for source in card.sources:
         assert source.sha256 or card.obtain
@@ -212,6 +221,6 @@ def test_every_download_is_pinned_and_everything_else_says_how_it_is_had(name):
         assert source.hub is None or len(source.hub.revision) == 40
 
 
-def test_the_embedded_pair_says_something_only_where_it_was_trained():
+def test_tasks_of_the_embedded_pair_are_those_it_was_trained_on():
     trained = {name for name in task_names() if describe(name).get("embedded") == "trained"}
     assert trained == {"best-of-n", "chains", "gsm8k", "mini"}

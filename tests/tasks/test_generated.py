@@ -1,4 +1,4 @@
-"""The generated tasks: seeded, checkable, and `mini` held out by combination."""
+"""The generated tasks: reproducible, verifiable, and `mini` held out by combination."""
 
 import contextlib
 import io
@@ -41,14 +41,14 @@ def mini() -> list[generated.GeneratedConversation]:
 
 @pytest.fixture(scope="module")
 def shipped() -> dict[str, list[generated.GeneratedConversation]]:
-    """The rows of every shipped file."""
+    """Return the rows of every shipped file, by task."""
     return {
         name: [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for name, path in SHIPPED.items()
     }
 
 
-def of(
+def rows_of(
     shipped: dict[str, list[generated.GeneratedConversation]], task: str, category: str
 ) -> list[generated.GeneratedConversation]:
     return [row for row in shipped[task] if row["category"] == category]
@@ -60,12 +60,12 @@ def words(rows: list[generated.GeneratedConversation]) -> set[str]:
 
 
 @pytest.mark.parametrize("task", tasks.TASKS)
-def test_the_shipped_file_is_what_the_generator_writes(task: str) -> None:
+def test_the_shipped_file_equals_the_generator_s_output(task: str) -> None:
     lines = "".join(f"{line}\n" for line in tasks.lines(task))
     assert lines == SHIPPED[task].read_text(encoding="utf-8")
 
 
-def test_mini_has_80_rows_a_family_and_none_twice(
+def test_mini_has_80_different_rows_per_family(
     mini: list[generated.GeneratedConversation],
 ) -> None:
     assert Counter(row["family"] for row in mini) == dict.fromkeys(generated.FAMILIES, 80)
@@ -86,7 +86,7 @@ def test_every_word_and_template_of_mini_occurs_in_training(
     assert {row["template"] for row in mini} < {row["template"] for row in training}
 
 
-def test_held_out_templates_never_meet_half_b_in_training(
+def test_held_out_templates_never_use_half_b_in_training(
     training: list[generated.GeneratedConversation],
 ) -> None:
     held_out = {template.name for template in generated.TEMPLATES if template.held_out}
@@ -95,13 +95,13 @@ def test_held_out_templates_never_meet_half_b_in_training(
     assert not half_b & words([row for row in training if row["template"] in held_out])
 
 
-def test_the_open_split_shows_no_held_out_wording() -> None:
+def test_the_open_split_contains_no_held_out_wording() -> None:
     held_out = {template.name for template in generated.TEMPLATES if template.held_out}
     seen = {row["template"] for row in islice(generated.generate_rows(0, "open"), 600)}
     assert seen == {template.name for template in generated.TEMPLATES} - held_out
 
 
-def test_each_family_has_held_out_and_open_templates_with_names_of_their_own() -> None:
+def test_each_family_has_held_out_and_open_templates_with_unique_names() -> None:
     kinds = {(t.family, t.held_out) for t in generated.TEMPLATES}
     assert kinds == {
         (family, matching) for family in generated.FAMILIES for matching in (True, False)
@@ -109,7 +109,7 @@ def test_each_family_has_held_out_and_open_templates_with_names_of_their_own() -
     assert len({t.name for t in generated.TEMPLATES}) == len(generated.TEMPLATES)
 
 
-def test_a_row_depends_on_seed_split_and_index_alone() -> None:
+def test_a_row_depends_only_on_seed_split_and_index() -> None:
     rows = list(islice(generated.generate_rows(7, "train"), 60))
     assert rows[41] == generated.generate_row(7, "train", 41)
     assert rows != list(islice(generated.generate_rows(8, "train"), 60))
@@ -130,15 +130,15 @@ def test_every_line_of_arithmetic_is_right_and_the_last_result_is_the_answer(
         steps = re.findall(r"(\d+)([-+*/])(\d+) = \$?(\d+)", work)
         for left, sign, right, result in steps:
             a, b = int(left), int(right)
-            wanted = {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[sign]
-            assert int(result) == wanted >= 0, row
+            expected = {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[sign]
+            assert int(result) == expected >= 0, row
         assert steps[-1][3] == answer, row
 
 
-def test_every_step_of_a_chain_of_sums_goes_on_from_the_one_before(
+def test_every_step_of_a_chain_starts_from_the_previous_result(
     shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
-    rows = of(shipped, "chains", "sums")
+    rows = rows_of(shipped, "chains", "sums")
     assert len(rows) == 180
     for row in rows:
         (answer,) = row["reference"]
@@ -148,7 +148,7 @@ def test_every_step_of_a_chain_of_sums_goes_on_from_the_one_before(
         assert len(answer.splitlines()) == 3
 
 
-def test_chains_are_asked_in_words_that_were_trained_on_and_none_twice(
+def test_chains_use_trained_wordings_and_do_not_repeat(
     shipped: dict[str, list[generated.GeneratedConversation]],
     training: list[generated.GeneratedConversation],
 ) -> None:
@@ -161,7 +161,7 @@ def test_chains_are_asked_in_words_that_were_trained_on_and_none_twice(
     assert not {row["turns"][0] for row in tasks.chain_rows(1)} >= {row["turns"][0] for row in rows}
 
 
-def test_rag_answers_stand_in_the_passage_they_name(
+def test_rag_answers_occur_in_the_passage_they_cite(
     training: list[generated.GeneratedConversation],
 ) -> None:
     rows = [row for row in training[:3_000] if row["family"] == "rag"]
@@ -173,7 +173,7 @@ def test_rag_answers_stand_in_the_passage_they_name(
         assert all(number in passage for number in numbers), row
 
 
-def test_german_agrees_in_gender_and_turns_round_after_a_fronted_time() -> None:
+def test_german_sentences_agree_in_gender_and_invert_after_a_fronted_time() -> None:
     always_last = random.Random()
     always_last.choice = lambda words: words[-1]  # type: ignore[method-assign, assignment]
     draw = generated.Draw(always_last)
@@ -187,7 +187,7 @@ def test_german_agrees_in_gender_and_turns_round_after_a_fronted_time() -> None:
     )
 
 
-def test_a_skill_meets_every_word_in_its_other_wordings() -> None:
+def test_every_word_occurs_in_the_other_wordings_of_a_skill() -> None:
     skills = {template.fill for template in generated.TEMPLATES}
     for fill in skills:
         held_out = [t.held_out for t in generated.TEMPLATES if t.fill is fill]
@@ -199,7 +199,7 @@ def test_each_country_has_a_capital_of_its_own() -> None:
     assert len({country.capital for country in WORLD}) == 48
 
 
-def test_more_rows_than_the_lexicons_give_is_a_usage_error() -> None:
+def test_more_rows_than_the_lexicons_allow_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="too many"):
         tasks.mini_rows(per_family=1000)
 
@@ -216,14 +216,14 @@ def test_rows_are_json_with_the_fields_of_a_task(
     assert all(set(row) == fields for rows in shipped.values() for row in rows)
 
 
-def test_best_of_n_asks_neither_what_mini_asks_nor_what_was_trained_on(
+def test_best_of_n_shares_no_question_with_mini_or_training(
     shipped: dict[str, list[generated.GeneratedConversation]],
     training: list[generated.GeneratedConversation],
 ) -> None:
     rows = shipped["best-of-n"]
     assert Counter(row["family"] for row in rows) == dict.fromkeys(generated.FAMILIES, 8)
-    known = {row["turns"][0] for row in [*training, *shipped["mini"]]}
-    assert not [row["id"] for row in rows if row["turns"][0] in known]
+    other_prompts = {row["turns"][0] for row in [*training, *shipped["mini"]]}
+    assert not [row["id"] for row in rows if row["turns"][0] in other_prompts]
     held_out = {template.name for template in generated.TEMPLATES if template.held_out}
     assert {row["template"] for row in rows} <= held_out
 
@@ -241,7 +241,7 @@ def test_workflows_differ_and_answer_every_turn(
 
 
 @pytest.mark.parametrize("task", ["agentic", "repair", "best-of-n"])
-def test_conversations_and_their_longest_answers_fit_what_the_embedded_family_was_trained_on(
+def test_conversations_fit_the_positions_that_the_embedded_family_was_trained_on(
     task: str, shipped: dict[str, list[generated.GeneratedConversation]]
 ) -> None:
     from transformers import AutoTokenizer
@@ -257,7 +257,7 @@ def test_conversations_and_their_longest_answers_fit_what_the_embedded_family_wa
         assert max(answers) < budget, row["id"]
 
 
-def test_every_snippet_stops_with_the_error_shown_and_its_last_correction_runs(
+def test_every_snippet_raises_the_quoted_error_and_its_last_correction_runs(
     shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
     def outcome(program: str) -> str:
@@ -269,7 +269,7 @@ def test_every_snippet_stops_with_the_error_shown_and_its_last_correction_runs(
             return f"{type(error).__name__}: {error}"
         return stdout.getvalue()
 
-    for row in of(shipped, "repair", "snippet"):
+    for row in rows_of(shipped, "repair", "snippet"):
         for turn, (prompt, answer) in enumerate(
             zip(row["turns"], row["reference"], strict=True), 1
         ):
@@ -282,10 +282,10 @@ def test_every_snippet_stops_with_the_error_shown_and_its_last_correction_runs(
                 assert "Error" not in outcome(answer), row["id"]
 
 
-def test_manuals_hold_the_lists_that_are_asked_for(
+def test_manuals_contain_the_requested_lists(
     shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
-    for row in of(shipped, "repair", "manual"):
+    for row in rows_of(shipped, "repair", "manual"):
         entries = re.findall(r"  (--(\w+)( \w+)?): (.*)", row["turns"][0])
         values = {name: takes.replace(" N", " 3").replace(" FILE", " a.txt")
                   for _, name, takes, _ in entries}  # fmt: skip
@@ -300,19 +300,21 @@ def test_manuals_hold_the_lists_that_are_asked_for(
         assert [text.splitlines() for text in row["reference"]] == [options, pairs, commands]
 
 
-def test_orders_that_count_are_those_the_tool_returned_and_their_sum_is_right(
+def test_orders_are_those_of_the_tool_and_their_total_is_correct(
     shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
-    for row in of(shipped, "agentic", "orders"):
-        counted = row["template"].rpartition("_")[2]
-        place = ["buyer", "town", "item"].index(counted) + 1
+    for row in rows_of(shipped, "agentic", "orders"):
+        criterion = row["template"].rpartition("_")[2]
+        place = ["buyer", "town", "item"].index(criterion) + 1
         value = next(w for w in WORD.findall(row["turns"][0].rpartition("?")[0].rpartition(".")[2])
                      if w in {*lexicon.NAMES, *lexicon.TOWNS, *lexicon.ITEMS})  # fmt: skip
         table: list[list[str]] = []
         for turn, answer in list(zip(row["turns"], row["reference"], strict=True))[1:]:
             table += [line.split(" | ") for line in turn.splitlines() if " | " in line]
-            gone = re.search(r"order (\d+) was cancelled", turn)
-            table = [row_cells for row_cells in table if not gone or row_cells[0] != gone[1]]
+            cancelled = re.search(r"order (\d+) was cancelled", turn)
+            table = [
+                row_cells for row_cells in table if not cancelled or row_cells[0] != cancelled[1]
+            ]
             matching = [row_cells for row_cells in table if row_cells[place] == value]
             total = f"total: {sum(int(row_cells[4]) for row_cells in matching)}"
             assert answer.splitlines() == [
@@ -321,10 +323,10 @@ def test_orders_that_count_are_those_the_tool_returned_and_their_sum_is_right(
             ]
 
 
-def test_facts_of_the_agent_stand_in_the_passage_that_it_names(
+def test_agent_facts_occur_in_the_cited_passage(
     shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
-    for row in of(shipped, "agentic", "documents"):
+    for row in rows_of(shipped, "agentic", "documents"):
         passages: dict[str, str] = {}
         for turn, answer in list(zip(row["turns"], row["reference"], strict=True))[1:]:
             passages |= dict(re.findall(r"Passage (\d): (.*)", turn))
@@ -333,10 +335,10 @@ def test_facts_of_the_agent_stand_in_the_passage_that_it_names(
                 assert all(fact in passages[number] for fact in facts), row["id"]
 
 
-def test_a_plan_follows_what_the_tool_says(
+def test_a_plan_follows_the_tool_results(
     shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
-    for row in of(shipped, "agentic", "plan"):
+    for row in rows_of(shipped, "agentic", "plan"):
         steps = [line.partition("] ")[2] for line in row["reference"][0].splitlines()]
         done: set[str] = set()
         for turn, answer in list(zip(row["turns"], row["reference"], strict=True))[1:]:
@@ -348,16 +350,16 @@ def test_a_plan_follows_what_the_tool_says(
         assert done == set(steps)
 
 
-def test_numbers_of_a_summary_stand_in_the_article_as_it_is_now(
+def test_numbers_of_a_summary_occur_in_the_current_article(
     shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
-    for row in of(shipped, "agentic", "revision"):
+    for row in rows_of(shipped, "agentic", "revision"):
         assert len(set(row["turns"])) == len(set(row["reference"])) == 3
         for turn, answer in zip(row["turns"], row["reference"], strict=True):
             assert set(re.findall(r"\d+", answer)) <= set(re.findall(r"\d+", turn)), row["id"]
 
 
-def test_samples_of_a_prompt_are_its_only_repetition() -> None:
+def test_only_samples_repeat_a_prompt() -> None:
     questions = load_task("best-of-n").questions
     assert len(questions) == 48 * 8
     assert len({question.turns[0] for question in questions}) == 48

@@ -1,4 +1,4 @@
-"""Tasks by name, by YAML and by JSON lines, on small files made here."""
+"""Tasks by name, from YAML and from JSON lines."""
 
 import gzip
 import json
@@ -18,10 +18,10 @@ def jsonl(path: Path, *rows: object) -> Path:
     return path
 
 
-OWN = "name: own\nversion: '1'\nsource: {file: rows.jsonl}\n"
+CONFIG = "name: own\nversion: '1'\nsource: {file: rows.jsonl}\n"
 
 
-def card(path: Path, body: str) -> Path:
+def write_config(path: Path, body: str) -> Path:
     path.write_text(textwrap.dedent(body), encoding="utf-8")
     return path
 
@@ -32,7 +32,7 @@ def test_shipped_tasks_are_listed_and_described_without_their_data(monkeypatch):
     assert [describe(name)["name"] for name in task_names()] == task_names()
 
 
-def test_chat_categories_of_spec_bench_are_multi_turn_and_its_others_are_themselves():
+def test_chat_categories_of_spec_bench_form_one_family_and_others_keep_their_name():
     spec_bench = load.read_dataset_config(load.SHIPPED / "spec_bench.yaml")
     mt_bench = load.read_dataset_config(load.SHIPPED / "mt_bench.yaml")
     chat = "writing roleplay reasoning math coding extraction stem humanities".split()
@@ -133,13 +133,13 @@ def test_file_name_that_cannot_be_a_task_name_is_refused(tmp_path):
         load_task(str(path))
 
 
-def test_own_yaml_alone_adds_a_task(tmp_path):
+def test_a_yaml_file_adds_a_task(tmp_path):
     jsonl(
         tmp_path / "rows.jsonl",
         {"key": "k1", "ask": "a", "kind": "sums", "tpl": "t", "answer": "1"},
         {"key": "k2", "ask": ["b", "c"], "kind": "chat", "tpl": "t"},
     )
-    path = card(
+    path = write_config(
         tmp_path / "own.yaml",
         """
         name: own
@@ -168,7 +168,7 @@ def test_own_yaml_alone_adds_a_task(tmp_path):
     assert (first.scorer, second.scorer) == ("final_number", "exact_match")
 
 
-def test_samples_are_questions_of_their_own_in_one_cluster(tmp_path):
+def test_samples_are_separate_questions_in_one_cluster(tmp_path):
     jsonl(tmp_path / "rows.jsonl", {"id": "a", "prompt": "x"}, {"id": "b", "prompt": "y"})
     body = """
         name: own
@@ -177,7 +177,7 @@ def test_samples_are_questions_of_their_own_in_one_cluster(tmp_path):
         rows: 2
         samples: 3
         """
-    task = load_task(str(card(tmp_path / "own.yaml", body)))
+    task = load_task(str(write_config(tmp_path / "own.yaml", body)))
     found = [(q.prompt_id, q.cluster, q.base_id, q.sample) for q in task.questions]
     assert found == [
         (f"own/{id_}/{n}", f"own/{id_}", f"own/{id_}", n) for id_ in "ab" for n in (1, 2, 3)
@@ -189,13 +189,13 @@ def test_samples_are_questions_of_their_own_in_one_cluster(tmp_path):
     ("body", "message"),
     [
         ("name: [", "not valid YAML"),
-        (OWN + "samples: 0", "own.yaml:4: samples must be at least 1, got 0"),
-        (OWN + "samples: 1001", "own.yaml:4: samples must be at most 1000, got 1001"),
+        (CONFIG + "samples: 0", "own.yaml:4: samples must be at least 1, got 0"),
+        (CONFIG + "samples: 1001", "own.yaml:4: samples must be at most 1000, got 1001"),
         ("[1]", "must consist of `key: value` lines, got list"),
-        (OWN + "row: 3", "row is not known; did you mean 'rows'?"),
-        (OWN + "rows: 0", "own.yaml:4: rows must be at least 1, got 0"),
-        (OWN + "name: twice", "own.yaml:4: 'name' is already on line 1"),
-        (OWN + "fields:\n  id: key\n  turns: [a]", "own.yaml:6: fields.turns must be text"),
+        (CONFIG + "row: 3", "row is not known; did you mean 'rows'?"),
+        (CONFIG + "rows: 0", "own.yaml:4: rows must be at least 1, got 0"),
+        (CONFIG + "name: twice", "own.yaml:4: 'name' is already on line 1"),
+        (CONFIG + "fields:\n  id: key\n  turns: [a]", "own.yaml:6: fields.turns must be text"),
         ("name: own\nsource: {file: a}", "version is missing"),
         (
             "name: own\nversion: '1'\nsource: {file: a.jsonl}\ncolour: red",
@@ -240,45 +240,45 @@ def test_samples_are_questions_of_their_own_in_one_cluster(tmp_path):
             "name: own\nversion: '1'\nsource: [{file: a.jsonl}, {file: b.jsonl}]",
             "source must be several with a category of its own each",
         ),
-        (OWN + "scorer: best", "scorer must be one of 'exact_match'"),
-        (OWN + "scorer: {chat: math}", "scorer.chat must be one of 'multi_turn'"),
-        (OWN + "scorer: unit_tests", "scorer unit_tests and a program need each other"),
-        (OWN + "program: '{answer}'", "scorer unit_tests and a program need each other"),
+        (CONFIG + "scorer: best", "scorer must be one of 'exact_match'"),
+        (CONFIG + "scorer: {chat: math}", "scorer.chat must be one of 'multi_turn'"),
+        (CONFIG + "scorer: unit_tests", "scorer unit_tests and a program need each other"),
+        (CONFIG + "program: '{answer}'", "scorer unit_tests and a program need each other"),
         (
-            OWN + "scorer: unit_tests\nprogram: 'x'",
+            CONFIG + "scorer: unit_tests\nprogram: 'x'",
             "program must contain {answer}, the placeholder of the answer",
         ),
-        (OWN + "template: '{a.b}'", "template must have only column names in braces, not {a.b}"),
-        (OWN + "template: 'a } b'", "template must have braces in pairs"),
+        (CONFIG + "template: '{a.b}'", "template must have only column names in braces, not {a.b}"),
+        (CONFIG + "template: 'a } b'", "template must have braces in pairs"),
     ],
 )
 def test_wrong_yaml_is_named_by_file_and_field(tmp_path, body, message):
-    path = card(tmp_path / "own.yaml", body)
+    path = write_config(tmp_path / "own.yaml", body)
     with pytest.raises(UsageError) as caught:
         load_task(str(path))
     assert caught.value.message.startswith(str(path))
     assert message in caught.value.message
 
 
-def test_another_number_of_rows_than_stated_is_refused(tmp_path):
+def test_a_wrong_row_count_is_refused(tmp_path):
     jsonl(tmp_path / "rows.jsonl", {"prompt": "a"})
-    path = card(tmp_path / "own.yaml", OWN + "rows: 2\n")
+    path = write_config(tmp_path / "own.yaml", CONFIG + "rows: 2\n")
     with pytest.raises(EnvironmentFault, match=r"rows\.jsonl contains 1 questions, but own\.yaml"):
         load_task(str(path))
 
 
-def test_heading_of_a_csv_file_names_its_columns(tmp_path):
+def test_the_first_line_of_a_csv_file_names_its_columns(tmp_path):
     (tmp_path / "rows.csv").write_bytes(
         b'\xef\xbb\xbfid,prompt\r\n7,"a ""b"", c\r\nd"\r\n\r\n8,e\r\n'
     )
-    path = card(tmp_path / "own.yaml", OWN.replace("rows.jsonl", "rows.csv"))
+    path = write_config(tmp_path / "own.yaml", CONFIG.replace("rows.jsonl", "rows.csv"))
     first, second = load_task(str(path)).questions
     assert (first.prompt_id, first.turns) == ("own/7", ('a "b", c\r\nd',))
     assert (second.prompt_id, second.turns) == ("own/8", ("e",))
 
 
-def test_json_list_is_a_task_and_anything_else_is_not(tmp_path):
-    path = card(tmp_path / "own.yaml", OWN.replace("rows.jsonl", "rows.json"))
+def test_only_a_json_list_is_a_task(tmp_path):
+    path = write_config(tmp_path / "own.yaml", CONFIG.replace("rows.jsonl", "rows.json"))
     (tmp_path / "rows.json").write_text('[{"prompt": "a"},\n {"prompt": "b"}]')
     assert [q.turns for q in load_task(str(path)).questions] == [("a",), ("b",)]
     (tmp_path / "rows.json").write_text('{"data": []}')
@@ -286,10 +286,10 @@ def test_json_list_is_a_task_and_anything_else_is_not(tmp_path):
         load_task(str(path))
 
 
-def test_prompt_is_made_of_columns_and_doubled_braces_stay(tmp_path):
+def test_a_prompt_template_fills_columns_and_keeps_doubled_braces(tmp_path):
     jsonl(tmp_path / "rows.jsonl", {"a": "x {y}", "n": 3, "parts": ["p", "q"], "none": None})
     template = "template: '{a} {n} {parts}{none} \\boxed{{}}'\n"
-    path = card(tmp_path / "own.yaml", OWN + template)
+    path = write_config(tmp_path / "own.yaml", CONFIG + template)
     assert load_task(str(path)).questions[0].turns == ("x {y} 3 p\nq \\boxed{}",)
 
 
@@ -304,9 +304,9 @@ def test_prompt_is_made_of_columns_and_doubled_braces_stay(tmp_path):
         ("template: '{a}'\nonly: {far: [1, 2]}", "'far' must be a number, got Infinity"),
     ],
 )
-def test_row_that_lacks_what_the_yaml_names_is_named(tmp_path, more, message):
+def test_a_row_without_a_configured_column_is_named(tmp_path, more, message):
     jsonl(tmp_path / "rows.jsonl", {"a": "x", "far": float("inf")})
-    path = card(tmp_path / "own.yaml", OWN + more)
+    path = write_config(tmp_path / "own.yaml", CONFIG + more)
     with pytest.raises(UsageError) as caught:
         load_task(str(path))
     assert caught.value.message.startswith("own: rows.jsonl:1: ")
@@ -328,7 +328,7 @@ def test_selection_is_by_category_or_family(tmp_path):
         select_questions(questions, ["poetry"])
 
 
-def test_mini_is_shipped_whole_and_clusters_by_template():
+def test_mini_is_shipped_completely_and_clusters_by_template():
     task = load_task("mini")
     families = {question.family for question in task.questions}
     assert families == {
@@ -359,7 +359,7 @@ def test_real_data_matches_its_card(name, rows, families):
 
 
 @pytest.mark.data
-def test_gsm8k_keeps_the_whole_answer_and_numbers_its_rows():
+def test_gsm8k_keeps_whole_answers_and_numbers_its_rows():
     first = load_task("gsm8k").questions[0]
     assert first.prompt_id == "gsm8k/0"
     assert first.turns[0].startswith("Janet")
@@ -367,7 +367,7 @@ def test_gsm8k_keeps_the_whole_answer_and_numbers_its_rows():
     assert first.reference[0].endswith("#### 18")
 
 
-def test_lines_in_utf_16_are_refused_where_they_would_be_read_with_half_a_character(tmp_path):
+def test_utf_16_lines_with_a_lone_surrogate_are_refused(tmp_path):
     file = tmp_path / "own.jsonl"
     file.write_bytes('{"prompt": "\ud800"}'.encode("utf-16-be", "surrogatepass"))
     with pytest.raises(UsageError, match="not JSON"):
@@ -375,7 +375,7 @@ def test_lines_in_utf_16_are_refused_where_they_would_be_read_with_half_a_charac
 
 
 @pytest.mark.parametrize("column", ["question_id", "category"])
-def test_an_id_or_a_category_without_end_is_refused_with_its_length(tmp_path, column):
+def test_a_too_long_id_or_category_is_refused_with_its_length(tmp_path, column):
     path = jsonl(tmp_path / "mine.jsonl", {"turns": ["a"], column: "x" * 5000})
     with pytest.raises(UsageError, match=f"{column}' must have at most 2000 characters, got 5000"):
         load_task(str(path))
@@ -385,10 +385,10 @@ def test_an_id_or_a_category_without_end_is_refused_with_its_length(tmp_path, co
 def test_category_with_a_control_character_is_refused(tmp_path, mark):
     own = jsonl(tmp_path / "own.jsonl", {"turns": ["a"], "category": f"q{mark}x"})
     rows = jsonl(tmp_path / "rows.jsonl", {"turns": ["a"]})
-    card = tmp_path / "own.yaml"
+    write_config = tmp_path / "own.yaml"
     sources = [{"file": rows.name, "category": f"q{mark}x"}, {"file": rows.name, "category": "b"}]
-    card.write_text(json.dumps({"name": "own", "version": "1", "source": sources}))
-    for path in (own, card):
+    write_config.write_text(json.dumps({"name": "own", "version": "1", "source": sources}))
+    for path in (own, write_config):
         with pytest.raises(UsageError, match="'category' must be one line without control"):
             load_task(str(path))
 
@@ -412,7 +412,7 @@ SAME = {
 
 @pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gz"])
 @pytest.mark.parametrize(("name", "text"), SAME.items(), ids=SAME)
-def test_files_of_questions_are_read_by_their_ending(tmp_path, name, text, zipped):
+def test_the_suffix_of_a_file_selects_its_format(tmp_path, name, text, zipped):
     path = tmp_path / (f"{name}.GZ" if zipped else name)
     path.write_bytes(gzip.compress(text.encode()) if zipped else text.encode())
     task = load_task(str(path))
@@ -422,7 +422,7 @@ def test_files_of_questions_are_read_by_their_ending(tmp_path, name, text, zippe
     assert (first.turns, first.category, first.reference) == (("a, b",), "qa", None)
 
 
-def test_lines_of_a_text_file_are_prompts_and_blank_ones_do_not_count(tmp_path):
+def test_lines_of_a_text_file_are_prompts_except_blank_ones(tmp_path):
     path = tmp_path / "mine.txt"
     path.write_bytes(b"\xef\xbb\xbfName a prime.\r\n\r\n  And { another } one?  \n")
     questions = load_task(str(path)).questions
@@ -432,20 +432,20 @@ def test_lines_of_a_text_file_are_prompts_and_blank_ones_do_not_count(tmp_path):
     ]
 
 
-def test_texts_of_a_json_list_are_prompts(tmp_path):
+def test_strings_of_a_json_list_are_prompts(tmp_path):
     path = tmp_path / "mine.json"
     path.write_text('["a", {"turns": ["b", "c"]}]')
     assert [q.turns for q in load_task(str(path)).questions] == [("a",), ("b", "c")]
 
 
-def test_a_request_alone_is_a_question(tmp_path):
+def test_a_single_request_is_a_question(tmp_path):
     path = tmp_path / "mine.json"
     path.write_text('{"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}')
     (question,) = load_task(str(path)).questions
     assert (question.turns, question.max_new_tokens) == (("a",), 5)
 
 
-def test_turns_of_a_table_are_a_json_list_or_one_text(tmp_path):
+def test_turns_in_a_table_are_a_json_list_or_one_string(tmp_path):
     path = tmp_path / "mine.csv"
     path.write_text('turns\n"[""a"", ""b""]"\n[not a list\n')
     assert [q.turns for q in load_task(str(path)).questions] == [("a", "b"), ("[not a list",)]
@@ -501,9 +501,7 @@ WRONG = {
 @pytest.mark.parametrize(
     ("name", "data", "message"), [(n, *w) for n, w in WRONG.items()], ids=WRONG
 )
-def test_file_that_holds_no_questions_is_refused_as_what_it_is(
-    tmp_path, monkeypatch, name, data, message
-):
+def test_a_file_without_questions_is_refused_by_kind(tmp_path, monkeypatch, name, data, message):
     monkeypatch.chdir(tmp_path)
     Path(name).write_bytes(data)
     with pytest.raises(UsageError) as fault:
@@ -512,7 +510,7 @@ def test_file_that_holds_no_questions_is_refused_as_what_it_is(
     assert fault.value.hint
 
 
-def test_folder_and_pipe_are_refused_as_what_they_are(tmp_path, monkeypatch):
+def test_folders_and_pipes_are_refused_by_kind(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("questions").mkdir()
     os.mkfifo("pipe")
@@ -526,13 +524,13 @@ def test_folder_and_pipe_are_refused_as_what_they_are(tmp_path, monkeypatch):
             load_task(name)
 
 
-def test_shipped_task_comes_before_a_file_or_folder_of_its_name(tmp_path, monkeypatch):
+def test_a_shipped_task_precedes_a_file_or_folder_of_the_same_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mini").mkdir()
     assert len(load_task("mini").questions) == 480
 
 
-def test_file_that_grows_without_end_when_uncompressed_is_refused(tmp_path, monkeypatch):
+def test_a_file_too_large_when_uncompressed_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(formats, "MAX_BYTES", 1 << 20)
     bomb = gzip.compress(b" " * (2 << 20))
     (tmp_path / "mine.jsonl.gz").write_bytes(bomb)
@@ -540,12 +538,12 @@ def test_file_that_grows_without_end_when_uncompressed_is_refused(tmp_path, monk
         load_task(str(tmp_path / "mine.jsonl.gz"))
     with zipfile.ZipFile(tmp_path / "rows.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("rows.jsonl", b" " * (2 << 20))
-    body = OWN.replace("{file: rows.jsonl}", "{file: rows.zip, member: rows.jsonl}")
+    body = CONFIG.replace("{file: rows.jsonl}", "{file: rows.zip, member: rows.jsonl}")
     with pytest.raises(EnvironmentFault, match="it has more than 1 MiB"):
-        load_task(str(card(tmp_path / "own.yaml", body)))
+        load_task(str(write_config(tmp_path / "own.yaml", body)))
 
 
-def test_card_in_capital_letters_is_read(tmp_path):
+def test_suffixes_in_capital_letters_are_accepted(tmp_path):
     (tmp_path / "rows.CSV").write_text("prompt\na\n")
-    path = card(tmp_path / "own.YAML", OWN.replace("rows.jsonl", "rows.CSV"))
+    path = write_config(tmp_path / "own.YAML", CONFIG.replace("rows.jsonl", "rows.CSV"))
     assert load_task(str(path)).questions[0].turns == ("a",)

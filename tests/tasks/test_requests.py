@@ -1,4 +1,4 @@
-"""OpenAI's requests as a task: what is asked, and what of a file is refused with its line."""
+"""Files of OpenAI requests as a task, and the errors of malformed lines."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from specbench_cli.errors import UsageError
 from specbench_cli.tasks import build_messages, load_task, render_prompt
 
-ASK = {"role": "user", "content": "How many?"}
+QUESTION = {"role": "user", "content": "How many?"}
 
 
 def task(tmp_path, *rows):
@@ -16,9 +16,9 @@ def task(tmp_path, *rows):
     return load_task(str(path))
 
 
-def test_a_request_is_answered_after_the_messages_before_its_last(tmp_path):
+def test_the_last_message_is_the_question_and_earlier_ones_precede_it(tmp_path):
     system = {"role": "system", "content": "Be short."}
-    messages = [system, ASK, {"role": "assistant", "content": "Three."}, ASK]
+    messages = [system, QUESTION, {"role": "assistant", "content": "Three."}, QUESTION]
     (question,) = task(
         tmp_path, {"model": "any", "messages": messages, "temperature": 0.3}
     ).questions
@@ -47,22 +47,24 @@ def test_a_chat_template_gets_all_messages_with_their_roles():
 
 
 def test_the_lines_of_a_batch_file_are_requests_with_their_ids_and_limits(tmp_path):
-    body = {"messages": [ASK], "max_tokens": 40}
+    body = {"messages": [QUESTION], "max_tokens": 40}
     row = {"custom_id": "r-1", "method": "POST", "url": "/v1/chat/completions", "body": body}
     (question,) = task(tmp_path, row).questions
     assert (question.prompt_id, question.max_new_tokens) == ("traffic/r-1", 40)
 
 
-def test_parts_of_a_content_and_a_developers_words_are_texts_and_the_systems(tmp_path):
+def test_content_parts_are_joined_and_developer_messages_become_system_messages(tmp_path):
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "x"}, {"role": "user", "content": parts}]
     (question,) = task(tmp_path, {"messages": messages}).questions
     assert (question.before, question.turns) == ((("system", "x"),), ("a\nb",))
 
 
-def test_requests_in_the_same_words_share_a_cluster(tmp_path):
+def test_equal_requests_share_a_cluster(tmp_path):
     other = {"messages": [{"role": "user", "content": "Why?"}]}
-    first, again, third = task(tmp_path, {"messages": [ASK]}, {"messages": [ASK]}, other).questions
+    first, again, third = task(
+        tmp_path, {"messages": [QUESTION]}, {"messages": [QUESTION]}, other
+    ).questions
     assert first.cluster == again.cluster != third.cluster
     assert first.prompt_id != again.prompt_id
 
@@ -73,7 +75,7 @@ WRONG = [
     ({"messages": ["hello"]}, r"messages\[0\] must have a role and a content"),
     ({"messages": [{"role": "bot", "content": "x"}]}, r"role \"bot\", which is not one of system"),
     (
-        {"messages": [ASK, {"role": "assistant", "content": "3"}]},
+        {"messages": [QUESTION, {"role": "assistant", "content": "3"}]},
         "last message has the role 'assistant'",
     ),
     ({"messages": [{"role": "user", "content": " "}]}, "is empty"),
@@ -82,19 +84,22 @@ WRONG = [
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "contains a part that is not a text",
     ),
-    ({"messages": [ASK], "max_tokens": 0}, "'max_tokens' must be a whole number from 1, got 0"),
-    ({"messages": [ASK], "tools": [{"type": "function"}]}, "it has tools"),
     (
-        {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}, ASK]},
+        {"messages": [QUESTION], "max_tokens": 0},
+        "'max_tokens' must be a whole number from 1, got 0",
+    ),
+    ({"messages": [QUESTION], "tools": [{"type": "function"}]}, "it has tools"),
+    (
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}, QUESTION]},
         "calls a tool",
     ),
 ]
 
 
-@pytest.mark.parametrize(("row", "why"), WRONG)
-def test_a_malformed_request_is_refused_with_its_line(tmp_path, row, why):
-    with pytest.raises(UsageError, match=rf"traffic\.jsonl:2: .*{why}") as caught:
-        task(tmp_path, {"messages": [ASK]}, row)
+@pytest.mark.parametrize(("row", "message"), WRONG)
+def test_a_malformed_request_is_refused_with_its_line(tmp_path, row, message):
+    with pytest.raises(UsageError, match=rf"traffic\.jsonl:2: .*{message}") as caught:
+        task(tmp_path, {"messages": [QUESTION]}, row)
     assert "messages" in caught.value.hint
 
 

@@ -1,4 +1,4 @@
-"""Where a dataset's file is looked for, and what is believed."""
+"""Where the file of a dataset is searched, and which copies are accepted."""
 
 import gzip
 import hashlib
@@ -22,16 +22,22 @@ OTHER = hashlib.sha256(b"other").hexdigest()
 
 
 @pytest.fixture(autouse=True)
-def own_places(monkeypatch, tmp_path):
-    """No data folder, an own cache, and the network allowed (nothing here leaves this machine)."""
+def isolate_sources(monkeypatch, tmp_path):
+    """Set no data folder, an empty cache and a permitted network.
+
+    All addresses are on this machine.
+    """
     monkeypatch.delenv("SPECBENCH_DATA", raising=False)
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
 
 
 @contextmanager
-def served(folder: Path):
-    """A web server on this machine for a folder's files; yields its address and the requests."""
+def serve_folder(folder: Path):
+    """Serve the files of a folder on this machine.
+
+    Yields the address and the list of requested paths.
+    """
     requests: list[str] = []
 
     class Handler(SimpleHTTPRequestHandler):
@@ -50,7 +56,9 @@ def served(folder: Path):
 
 
 def read(tmp_path: Path, **where: object) -> bytes:
-    return source.read_source("t", DatasetSource(file="rows.jsonl", **where), tmp_path / "beside")
+    return source.read_source(
+        "t", DatasetSource(file="rows.jsonl", **where), tmp_path / "next_to_yaml"
+    )
 
 
 def test_the_data_folder_is_read_first(tmp_path, monkeypatch):
@@ -73,7 +81,7 @@ def test_a_changed_copy_in_the_data_folder_is_refused_with_both_sums(tmp_path, m
 def test_a_download_is_checked_cached_and_not_repeated(tmp_path):
     (tmp_path / "remote").mkdir()
     (tmp_path / "remote" / "rows.jsonl").write_bytes(ROWS)
-    with served(tmp_path / "remote") as (address, requests):
+    with serve_folder(tmp_path / "remote") as (address, requests):
         url = f"{address}/rows.jsonl"
         assert read(tmp_path, sha256=SUM, url=url) == ROWS
         assert read(tmp_path, sha256=SUM, url=url) == ROWS
@@ -85,7 +93,7 @@ def test_a_download_is_checked_cached_and_not_repeated(tmp_path):
 def test_a_damaged_cache_is_downloaded_again(tmp_path):
     (tmp_path / "remote").mkdir()
     (tmp_path / "remote" / "rows.jsonl").write_bytes(ROWS)
-    with served(tmp_path / "remote") as (address, requests):
+    with serve_folder(tmp_path / "remote") as (address, requests):
         url = f"{address}/rows.jsonl"
         read(tmp_path, sha256=SUM, url=url)
         cached = next((tmp_path / "cache").rglob("rows.jsonl"))
@@ -99,16 +107,19 @@ def test_a_download_with_another_checksum_is_refused_and_not_cached(tmp_path):
     (tmp_path / "remote").mkdir()
     (tmp_path / "remote" / "rows.jsonl").write_bytes(ROWS)
     with (
-        served(tmp_path / "remote") as (address, _),
+        serve_folder(tmp_path / "remote") as (address, _),
         pytest.raises(EnvironmentFault, match=f"{SUM}, expected {OTHER}"),
     ):
         read(tmp_path, sha256=OTHER, url=f"{address}/rows.jsonl")
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_server_that_says_no_is_reported_with_what_to_do(tmp_path):
+def test_a_failed_download_is_reported_with_a_hint(tmp_path):
     (tmp_path / "remote").mkdir()
-    with served(tmp_path / "remote") as (address, _), pytest.raises(EnvironmentFault) as caught:
+    with (
+        serve_folder(tmp_path / "remote") as (address, _),
+        pytest.raises(EnvironmentFault) as caught,
+    ):
         read(tmp_path, sha256=SUM, url=f"{address}/rows.jsonl")
     assert "404" in caught.value.message
     assert "SPECBENCH_DATA" in caught.value.hint
@@ -121,20 +132,20 @@ def test_offline_nothing_is_downloaded(tmp_path, monkeypatch):
     (tmp_path / "remote").mkdir()
     (tmp_path / "remote" / "rows.jsonl").write_bytes(ROWS)
     with (
-        served(tmp_path / "remote") as (address, requests),
+        serve_folder(tmp_path / "remote") as (address, requests),
         pytest.raises(EnvironmentFault, match="HF_HUB_OFFLINE is set"),
     ):
         read(tmp_path, sha256=SUM, url=f"{address}/rows.jsonl")
     assert requests == []
 
 
-def test_a_source_without_any_address_says_so(tmp_path):
+def test_a_source_without_an_address_is_an_error(tmp_path):
     with pytest.raises(EnvironmentFault, match="names no url or hub"):
         read(tmp_path)
 
 
-def test_the_hub_stands_in_for_a_url_that_fails(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # `datasets` then reads the local folder given as id
+def test_the_hub_is_used_if_the_url_fails(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # `datasets` reads the local folder given as id
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub" / "test.jsonl").write_bytes(ROWS)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
@@ -145,7 +156,7 @@ def test_the_hub_stands_in_for_a_url_that_fails(tmp_path, monkeypatch):
 
 
 def in_hub_cache(tmp_path, monkeypatch, hub: HubSource, content: bytes) -> None:
-    """Put a file where the hub's own cache keeps it."""
+    """Put a file where the hub's cache stores it."""
     cache = tmp_path / "hub-cache"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
     repository = cache / f"datasets--{hub.id.replace('/', '--')}"
@@ -155,14 +166,14 @@ def in_hub_cache(tmp_path, monkeypatch, hub: HubSource, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("content", [ROWS, gzip.compress(ROWS)], ids=["plain", "gzipped"])
-def test_a_file_of_the_hub_is_taken_as_it_is_and_from_its_cache(tmp_path, monkeypatch, content):
+def test_a_hub_file_is_read_unchanged_from_the_hub_cache(tmp_path, monkeypatch, content):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub = HubSource(id="some/data", path="data/rows.jsonl", revision="0" * 40)
     in_hub_cache(tmp_path, monkeypatch, hub, content)
     assert read(tmp_path, sha256=SUM, hub=hub) == ROWS
 
 
-def test_a_file_of_the_hub_that_is_not_here_is_named_with_its_address(tmp_path, monkeypatch):
+def test_a_missing_hub_file_is_named_with_its_address(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
     hub = HubSource(id="some/data", path="data/rows.jsonl", revision="0" * 40)
@@ -183,7 +194,7 @@ def test_files_of_different_datasets_do_not_share_a_cache_file(tmp_path, monkeyp
         assert read(tmp_path, hub=hub) == content
 
 
-def test_a_revision_names_no_folder_outside_the_cache(tmp_path, monkeypatch):
+def test_a_revision_cannot_name_a_folder_outside_the_cache(tmp_path, monkeypatch):
     data = b"mine"
     hub = HubSource(id="a/data", path="rows.jsonl", revision="../../out")
     monkeypatch.setattr(source, "_download", lambda *_: data)
@@ -196,7 +207,7 @@ def test_a_revision_names_no_folder_outside_the_cache(tmp_path, monkeypatch):
 def test_a_gzipped_download_is_checked_and_kept_uncompressed(tmp_path):
     (tmp_path / "remote").mkdir()
     (tmp_path / "remote" / "rows.jsonl.gz").write_bytes(gzip.compress(ROWS))
-    with served(tmp_path / "remote") as (address, _):
+    with serve_folder(tmp_path / "remote") as (address, _):
         assert read(tmp_path, sha256=SUM, url=f"{address}/rows.jsonl.gz") == ROWS
     assert next((tmp_path / "cache").rglob("rows.jsonl")).read_bytes() == ROWS
 
@@ -204,14 +215,17 @@ def test_a_gzipped_download_is_checked_and_kept_uncompressed(tmp_path):
 def test_a_download_that_was_cut_short_is_refused(tmp_path):
     (tmp_path / "remote").mkdir()
     (tmp_path / "remote" / "rows.jsonl.gz").write_bytes(gzip.compress(ROWS)[:-9])
-    with served(tmp_path / "remote") as (address, _), pytest.raises(EnvironmentFault) as caught:
+    with (
+        serve_folder(tmp_path / "remote") as (address, _),
+        pytest.raises(EnvironmentFault) as caught,
+    ):
         read(tmp_path, sha256=SUM, url=f"{address}/rows.jsonl.gz")
     assert "Compressed file ended" in caught.value.message
     assert "curl -L -o rows.jsonl.gz" in caught.value.hint
     assert not (tmp_path / "cache").exists()
 
 
-def test_what_a_person_must_do_comes_first_where_nothing_can_be_downloaded(tmp_path):
+def test_manual_steps_come_first_if_nothing_can_be_downloaded(tmp_path):
     with pytest.raises(EnvironmentFault) as caught:
         source.read_source("t", DatasetSource(file="rows.jsonl"), tmp_path, "ask its authors")
     assert caught.value.hint.startswith("ask its authors; then set SPECBENCH_DATA")
@@ -223,14 +237,14 @@ def test_a_cache_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
     (tmp_path / "remote").mkdir()
     (tmp_path / "remote" / "rows.jsonl").write_bytes(ROWS)
     with (
-        served(tmp_path / "remote") as (address, _),
+        serve_folder(tmp_path / "remote") as (address, _),
         pytest.raises(EnvironmentFault, match="cannot write the cache") as caught,
     ):
         read(tmp_path, sha256=SUM, url=f"{address}/rows.jsonl")
     assert "SPECBENCH_CACHE" in caught.value.hint
 
 
-def test_the_cache_follows_xdg(monkeypatch, tmp_path):
+def test_the_cache_folder_follows_xdg(monkeypatch, tmp_path):
     monkeypatch.delenv("SPECBENCH_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "specbench"

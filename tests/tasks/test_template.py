@@ -1,4 +1,4 @@
-"""Prompts are what transformers itself would make of them."""
+"""Prompts equal those that transformers renders."""
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -15,7 +15,10 @@ MESSAGES = build_messages(["hello", "again"], ["world"])
 
 
 def tokenizer(chat: str | None = None, adds_bos: bool = False) -> PreTrainedTokenizerFast:
-    """Words are tokens; with `adds_bos` plain text is put after <s>, as Llama's tokenizer does."""
+    """Return a tokenizer of words.
+
+    With `adds_bos` it puts <s> before plain text, as Llama's does.
+    """
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, "<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if adds_bos:
@@ -34,7 +37,7 @@ def words(ids: list[int]) -> str:
     return " ".join(WORDS[i] for i in ids)
 
 
-def test_conversation_alternates_and_ends_with_the_turn_to_answer():
+def test_a_conversation_alternates_roles_and_ends_with_the_turn_to_answer():
     assert MESSAGES == [("user", "hello"), ("assistant", "world"), ("user", "again")]
     assert build_messages(["hello", "again"], []) == [("user", "hello")]
     with pytest.raises(ValueError, match="leave none of 2 turns"):
@@ -43,17 +46,17 @@ def test_conversation_alternates_and_ends_with_the_turn_to_answer():
 
 @pytest.mark.parametrize("adds_bos", [False, True])
 @pytest.mark.parametrize("template", [CHAT, "{{ bos_token }} " + CHAT])
-def test_chat_ids_are_those_of_transformers(template, adds_bos):
+def test_chat_ids_equal_those_of_transformers(template, adds_bos):
     tok = tokenizer(template, adds_bos)
-    theirs = tok.apply_chat_template(
+    expected = tok.apply_chat_template(
         [{"role": role, "content": text} for role, text in MESSAGES],
         add_generation_prompt=True,
         return_dict=False,
     )
-    ours = render_prompt(tok, MESSAGES, raw=False)
-    assert ours == theirs
-    assert words(ours).endswith("<user> hello <bot> world <user> again <bot>")
-    assert words(ours).count("<s>") == template.startswith("{{ bos_token }}")
+    rendered = render_prompt(tok, MESSAGES, raw=False)
+    assert rendered == expected
+    assert words(rendered).endswith("<user> hello <bot> world <user> again <bot>")
+    assert words(rendered).count("<s>") == template.startswith("{{ bos_token }}")
 
 
 @pytest.mark.parametrize("chat", [None, CHAT])
@@ -64,7 +67,7 @@ def test_raw_text_is_joined_under_the_tokenizers_own_bos(chat):
     assert words(render_prompt(tokenizer(chat), MESSAGES, raw=True)) == "hello world again"
 
 
-def test_without_a_template_text_goes_in_plain():
+def test_without_a_template_the_prompt_is_plain_text():
     assert words(render_prompt(tokenizer(), MESSAGES, raw=False)) == "hello world again"
 
 
@@ -91,7 +94,7 @@ def test_answer_is_without_special_tokens():
     )
 
 
-def test_written_text_keeps_its_blanks():
+def test_decoded_text_keeps_its_spaces():
     class Plain:
         def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
             assert ids == [3, 4] and skip_special_tokens

@@ -1,4 +1,4 @@
-"""Training the acceptance head: its loss, its labels, what is mixed, what the command leaves."""
+"""Training of the acceptance head (SpecDec++): loss, labels, mixed text, output files."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def test_with_a_weight_of_one_the_loss_is_plain_bce():
     torch.testing.assert_close(weighted_bce(logits, chances, torch.ones(4, 9), 1.0), plain)
 
 
-def test_a_rejection_weighs_as_often_as_it_is_told_to():
+def test_the_rejection_weight_multiplies_the_loss_of_rejections():
     logits = torch.randn(2, 2)
     chances = torch.tensor([1.0, 0.0])
     accepted, rejected = -logits[0].log_softmax(-1)[1], -logits[1].log_softmax(-1)[0]
@@ -56,7 +56,7 @@ def test_a_rejection_weighs_as_often_as_it_is_told_to():
     torch.testing.assert_close(loss, (accepted + 6 * rejected) / 7)
 
 
-def test_labels_that_do_not_count_do_not_move_the_loss():
+def test_uncounted_labels_do_not_change_the_loss():
     logits, chances = torch.randn(3, 8, 2), torch.rand(3, 8)
     counts = (torch.rand(3, 8) < 0.5).float()
     other = torch.where(counts > 0, chances, torch.rand(3, 8))
@@ -90,33 +90,33 @@ def models():
 REPLIES = [([3, 1, 40, 50, 60, 2], [70, 80, 90, 0]), ([3, 1, 44, 2], [300, 266, 493, 292, 0])]
 
 
-def test_a_label_is_the_chance_that_the_drafts_token_stands(models):
+def test_a_label_is_the_probability_that_the_draft_token_is_accepted(models):
     for labelled, (prompt, answer) in zip(
         label(*models, REPLIES, "sampled", 5), REPLIES, strict=True
     ):
         assert labelled.ids.tolist() == [*prompt, *answer]
         assert labelled.start == len(prompt)
-        for place in range(labelled.start, len(labelled.ids)):
-            prefix = labelled.ids[None, :place]
+        for position in range(labelled.start, len(labelled.ids)):
+            prefix = labelled.ids[None, :position]
             p, q = (model(prefix).logits[0, -1].softmax(-1) for model in models)
-            token = labelled.drafted[place]
+            token = labelled.drafted[position]
             expected = (p[token] / q[token]).clamp(max=1.0)
-            torch.testing.assert_close(labelled.chances[place], expected, atol=1e-4, rtol=1e-3)
+            torch.testing.assert_close(labelled.chances[position], expected, atol=1e-4, rtol=1e-3)
 
 
-def test_a_greedy_label_is_whether_both_say_the_same(models):
+def test_a_greedy_label_is_1_if_target_and_draft_agree(models):
     for labelled in label(*models, REPLIES, "greedy", 5):
-        for place in range(labelled.start, len(labelled.ids)):
-            p, q = (model(labelled.ids[None, :place]).logits[0, -1].argmax() for model in models)
-            assert labelled.drafted[place] == q
-            assert labelled.chances[place] == float(p == q)
+        for position in range(labelled.start, len(labelled.ids)):
+            p, q = (model(labelled.ids[None, :position]).logits[0, -1].argmax() for model in models)
+            assert labelled.drafted[position] == q
+            assert labelled.chances[position] == float(p == q)
 
 
 def reply(n=400, start=100):
     return LabelledReply(torch.full((n,), 7), torch.full((n,), 8), torch.rand(n), start)
 
 
-def test_of_the_answer_a_share_is_the_targets_and_the_rest_counts():
+def test_mix_takes_a_share_of_target_tokens_and_counts_the_draft_tokens():
     ids, chances, counts = mix(source := reply(), 0.15, torch.Generator().manual_seed(0))
     assert torch.equal(counts > 0, ids == 8)
     assert not counts[:100].any()
@@ -124,7 +124,7 @@ def test_of_the_answer_a_share_is_the_targets_and_the_rest_counts():
     assert torch.equal(chances, source.chances)
 
 
-def test_the_rows_are_the_drafts_of_the_mixed_text(models):
+def test_hidden_rows_are_those_of_the_draft_on_the_mixed_text(models):
     draft = models[1]
     replies = list(label(*models, REPLIES, "sampled", 5))
     rows, chances = collect_rows(draft, replies, 0.0, 3)
@@ -148,7 +148,7 @@ def test_every_round_has_another_order_and_a_restored_source_continues_exactly()
     assert all(map(torch.equal, second[:3], other.batch(5, 10)[:3]))
 
 
-# ---- what is measured, what is stored -----------------------------------------------------------
+# ---- metrics and files --------------------------------------------------------------------------
 
 
 def test_the_divergence_is_zero_from_itself_and_finite_at_the_ends():
@@ -159,7 +159,7 @@ def test_the_divergence_is_zero_from_itself_and_finite_at_the_ends():
     )
 
 
-def test_bins_hold_equally_many_tokens_by_rising_prediction():
+def test_bins_have_equal_token_counts_in_order_of_prediction():
     predicted = torch.rand(1000)
     bins = compute_calibration(predicted, (torch.rand(1000) < predicted).float())
     assert [part.tokens for part in bins] == [100] * 10
@@ -168,7 +168,7 @@ def test_bins_hold_equally_many_tokens_by_rising_prediction():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_stored_head_is_read_as_it_was(tmp_path, tied):
+def test_a_stored_head_is_loaded_unchanged(tmp_path, tied):
     names = {"target": "embedded-7m", "draft": "embedded-1m"}
     decoders = {role: load_decoder(resolve(name).path, name=role) for role, name in names.items()}
     head = AcceptanceModule(128, 3, tied=tied)
@@ -177,8 +177,8 @@ def test_a_stored_head_is_read_as_it_was(tmp_path, tied):
     rows = torch.randn(5, 128)
     expected = head(decoders["draft"].norm(rows.clone())).softmax(-1)[:, 1]
     (trained,) = registry.load("specdec++")().artifacts()
-    ours = trained.kind.load(tmp_path, decoders)(rows.clone())
-    torch.testing.assert_close(ours, expected, atol=5e-3, rtol=0)
+    output = trained.kind.load(tmp_path, decoders)(rows.clone())
+    torch.testing.assert_close(output, expected, atol=5e-3, rtol=0)
 
 
 @pytest.fixture(scope="module")
@@ -189,12 +189,12 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr("specbench_cli.training.replies.MAX_ANSWER", 8)
         done = CliRunner().invoke(app, options)
     assert done.exit_code == 0, done.output
-    for made in ("replies", "labels"):  # a bar each: both can take longer than the training
-        assert re.search(rf"^{made} .*\b(\d+)/\1\b", done.output, re.MULTILINE), done.output
+    for stage in ("replies", "labels"):  # both have a progress bar
+        assert re.search(rf"^{stage} .*\b(\d+)/\1\b", done.output, re.MULTILINE), done.output
     return out
 
 
-def test_smoke_leaves_a_head_for_the_shipped_pair_with_its_curves(smoke: Path) -> None:
+def test_smoke_writes_a_head_and_its_curves_for_the_shipped_pair(smoke: Path) -> None:
     config = json.loads((smoke / "embedded-acceptance" / "config.json").read_text())
     assert (config["hidden_size"], config["num_layers"]) == (128, 3)
     facts = config["specbench"]

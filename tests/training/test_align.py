@@ -1,4 +1,4 @@
-"""`specbench train draft`: what the distances are, and drafts that are aligned by them."""
+"""`specbench train draft`: distances between distributions, and drafts trained with them."""
 
 import json
 import math
@@ -55,7 +55,7 @@ ONE = torch.ones(1)
 
 
 def distributions(seed: int, rows: int = 1, sharp: float = 2.0) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of a draft, whose gradients are kept, and of a target, [rows, 7]."""
+    """Return log-probabilities of a draft (with gradients) and of a target, `[rows, 7]`."""
     torch.manual_seed(seed)
     q, p = (torch.log_softmax(sharp * torch.randn(rows, 7).double(), -1) for _ in range(2))
     return q.requires_grad_(), p
@@ -65,7 +65,7 @@ SEEDS = st.integers(0, 10_000)
 
 
 @given(SEEDS)
-def test_a_distance_is_nothing_between_equals_and_more_between_others(seed: int) -> None:
+def test_a_distance_is_zero_only_between_equal_distributions(seed: int) -> None:
     q, p = distributions(seed)
     for name, distance in DISTANCES.items():
         if name != "tvd++":
@@ -82,30 +82,30 @@ def test_total_variation_is_what_speculative_sampling_rejects(seed: int) -> None
     q, p = distributions(seed)
     accepted = torch.minimum(q.exp(), p.exp()).sum()
     assert tvd(q, p, ONE).item() == pytest.approx(1 - accepted.item())
-    assert tvd(q, p, ONE) <= (kl(q, p, ONE) / 2).sqrt() + 1e-12  # Pinsker
+    assert tvd(q, p, ONE) <= (kl(q, p, ONE) / 2).sqrt() + 1e-12  # Pinsker's inequality
 
 
 @given(SEEDS)
-def test_tvd_plus_over_the_whole_vocabulary_is_tvds_gradient_over_a_deviation(seed: int) -> None:
+def test_tvd_plus_over_the_whole_vocabulary_is_the_normalised_gradient_of_tvd(seed: int) -> None:
     logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(seed)).double()
     p = torch.log_softmax(torch.randn(5, 7).double(), -1)
     weights = torch.tensor([1.0, 1.0, 0.1, 0.0, 1.0]).double()
-    ours, theirs = (
+    tvd_plus_grad, tvd_grad = (
         torch.autograd.grad(DISTANCES[name](torch.log_softmax(x, -1), p, weights), x)[0]
         for name, x in ((name, logits.clone().requires_grad_()) for name in ("tvd++", "tvd"))
     )
     q = logits.log_softmax(-1)
     mean = ((q.exp() * (p > q)).sum(-1) * weights).sum() / weights.sum()
     deviation = (mean * (1 - mean)).sqrt()
-    assert torch.allclose(ours * deviation, theirs, atol=1e-12)
-    assert ours[3].abs().sum() == 0  # a row that weighs nothing teaches nothing
+    assert torch.allclose(tvd_plus_grad * deviation, tvd_grad, atol=1e-12)
+    assert tvd_plus_grad[3].abs().sum() == 0  # a row of weight 0 has no gradient
 
 
-def test_every_distance_is_an_option_and_beside_them_only_the_texts_own() -> None:
+def test_every_distance_is_an_option_besides_cross_entropy() -> None:
     assert {each.value for each in DraftLoss} == {"ce", *DISTANCES}
 
 
-def test_lk_is_kl_where_little_is_accepted_and_total_variation_where_the_rate_is_high(
+def test_lk_is_kl_at_low_acceptance_and_total_variation_at_high_acceptance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     q, p = distributions(3)
@@ -115,27 +115,27 @@ def test_lk_is_kl_where_little_is_accepted_and_total_variation_where_the_rate_is
     assert lk(q, p, ONE).item() == pytest.approx(tvd(q, p, ONE).item())
 
 
-def test_total_variation_teaches_next_to_nothing_from_far_away_and_kl_does() -> None:
+def test_far_from_the_target_total_variation_has_almost_no_gradient_but_kl_has() -> None:
     logits = torch.tensor([[30.0, 0, 0, 0]]).double()
     p = torch.log_softmax(torch.tensor([[0, 30.0, 0, 0]]).double(), -1)
-    far = {}
+    gradients = {}
     for name in ("kl", "tvd"):
         x = logits.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(DISTANCES[name](torch.log_softmax(x, -1), p, ONE), x)
-        far[name] = gradient.norm()
-    assert far["tvd"] < 1e-3 * far["kl"]
+        gradients[name] = gradient.norm()
+    assert gradients["tvd"] < 1e-3 * gradients["kl"]
 
 
 @given(SEEDS)
-def test_over_a_cut_what_the_target_says_outside_counts_as_if_the_draft_had_no_chance(
+def test_target_tokens_outside_a_cut_vocabulary_count_as_draft_probability_zero(
     seed: int,
 ) -> None:
     _, p = distributions(seed)
     q = torch.log_softmax(torch.randn(1, 4).double(), -1)
-    whole = torch.cat([q, torch.full((1, 3), -1e4).double()], -1)
+    padded = torch.cat([q, torch.full((1, 3), -1e4).double()], -1)
     for name in ("jsd", "tvd", "reverse-kl"):
         distance = DISTANCES[name]
-        assert distance(q, p[:, :4], ONE).item() == pytest.approx(distance(whole, p, ONE).item())
+        assert distance(q, p[:, :4], ONE).item() == pytest.approx(distance(padded, p, ONE).item())
     inside = p[:, :4].exp().sum()
     within = kl(q, p[:, :4].log_softmax(-1), ONE)
     assert kl(q, p[:, :4], ONE).item() == pytest.approx((inside * within).item())
@@ -145,7 +145,7 @@ def test_over_a_cut_what_the_target_says_outside_counts_as_if_the_draft_had_no_c
 
 @pytest.fixture(scope="module", autouse=True)
 def _short() -> Iterator[None]:
-    """Untrained models never end an answer by themselves."""
+    """Limit the length of answers, since untrained models never end one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("specbench_cli.training.replies.MAX_ANSWER", 8)
         patch.setattr(align, "ROUND_STEPS", 2)
@@ -155,12 +155,12 @@ def _short() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The folders of a target of two layers and a draft of one."""
+    """Return the folders of a target with two layers and a draft with one."""
     return export_models(tmp_path_factory, 2, 1)
 
 
 class Killed(Exception):
-    """Stands for a signal in the middle of a run."""
+    """Exception in place of a signal during a run."""
 
 
 def aligner(out: Path, pair: tuple[Path, Path], kill_after: int | None = None) -> Aligner:
@@ -178,16 +178,16 @@ def aligner(out: Path, pair: tuple[Path, Path], kill_after: int | None = None) -
     )
 
 
-def short(loss: str, samples: Any, steps: int = 5) -> align.Alignment:
+def short_plan(loss: str, samples: Any, steps: int = 5) -> align.Alignment:
     plan = make_alignment(f"{loss}-{samples}", loss, samples, 1.0, steps)
     return replace(plan, stages=(replace(plan.stages[0], sequences=1, length=128),))
 
 
 @pytest.mark.parametrize("samples", ["target", "mixed"])
-def test_a_killed_and_resumed_alignment_equals_one_without_a_stop(
+def test_a_resumed_alignment_equals_an_uninterrupted_one(
     samples: str, tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
-    plan = short("tvd++", samples)
+    plan = short_plan("tvd++", samples)
     straight = aligner(tmp_path / "whole", pair).align(plan)
     with pytest.raises(Killed):
         aligner(tmp_path / "parts", pair, kill_after=3).align(plan)
@@ -195,17 +195,19 @@ def test_a_killed_and_resumed_alignment_equals_one_without_a_stop(
     assert resumed.curve == straight.curve
     assert resumed.mat == straight.mat
     assert [each.step for each in resumed.mat] == [0, 5]
-    ours, theirs = (
+    straight_weights, resumed_weights = (
         load_file(tmp_path / out / plan.name / "model.safetensors") for out in ("whole", "parts")
     )
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    load_decoder(tmp_path / "whole" / plan.name, name="draft")  # as a run loads it
+    assert all(
+        torch.equal(straight_weights[name], resumed_weights[name]) for name in straight_weights
+    )
+    load_decoder(tmp_path / "whole" / plan.name, name="draft")  # a run loads it this way
 
 
-def test_a_draft_learns_on_replies_that_it_gives_as_it_is_by_then(
+def test_own_replies_are_sampled_from_the_current_draft(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
-    plan = short("kl", "own")
+    plan = short_plan("kl", "own")
     with pytest.raises(Killed):
         aligner(tmp_path, pair, kill_after=3).align(plan)
     folder = tmp_path / WORK / plan.name
@@ -220,11 +222,11 @@ def test_a_draft_learns_on_replies_that_it_gives_as_it_is_by_then(
     )
     assert (tmp_path / "own-001.jsonl").read_text() != replies[
         0
-    ]  # as it began it says other things
+    ]  # the initial draft generates other replies
 
 
-def test_mat_is_that_of_decoding(tmp_path: Path) -> None:
-    """Of the shipped pair, whose draft is right often enough, on the target's greedy outputs."""
+def test_estimated_mat_equals_mat_of_decoding(tmp_path: Path) -> None:
+    """Test with the shipped pair, whose draft is often right on the target's greedy outputs."""
     paths = [resolve(name).path for name in ("embedded", "embedded-1m")]
     target, draft = (load_decoder(path, name=path.name) for path in paths)
     trained = replace(aligner(tmp_path, (paths[0], paths[1])), n_held_out=3)
@@ -247,7 +249,7 @@ def test_mat_is_that_of_decoding(tmp_path: Path) -> None:
     assert found.mbsu < found.mat
 
 
-def test_runs_count_right_drafts_behind_each_known_token() -> None:
+def test_runs_count_correct_drafts_after_each_known_token() -> None:
     right = torch.tensor([[1, 1, 0, 1, 1, 1]]).bool()
     assert align._count_runs(right).tolist() == [[1, 0, 3, 2, 1, 0]]
 
@@ -256,32 +258,32 @@ def test_cross_entropy_of_its_own_replies_is_refused(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
     with pytest.raises(UsageError, match="would learn its own replies"):
-        aligner(tmp_path, pair).align(short("ce", "own"))
+        aligner(tmp_path, pair).align(short_plan("ce", "own"))
 
 
-def test_a_draft_of_another_vocabulary_is_refused_and_told_what_takes_it(
+def test_a_draft_with_another_vocabulary_is_refused_and_names_methods_that_accept_it(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
     foreign = replace(aligner(tmp_path, pair), draft=lambda: resolve("embedded-xv").path)
     with pytest.raises(UsageError, match="no draft model with the vocabulary") as caught:
-        foreign.align(short("kl", "target"))
+        foreign.align(short_plan("kl", "target"))
     assert "tli, uag and omnidraft" in (caught.value.hint or "")
 
 
-def test_a_draft_whose_output_is_cut_is_not_cut_again(
+def test_a_draft_with_a_cut_vocabulary_is_not_cut_again(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
-    plan = replace(short("ce", "target"), name="cut")
+    plan = replace(short_plan("ce", "target"), name="cut")
     first = replace(aligner(tmp_path, pair), vocabulary=50)
     made = first.align(plan)
     again = replace(first, draft=lambda: tmp_path / "cut")
     with pytest.raises(UsageError, match="is reduced already"):
         again._make_initial_model()
-    further = replace(again, vocabulary=None)
-    assert further._estimate(further._make_initial_model(), 0).mat == made.mat[-1].mat
+    uncut = replace(again, vocabulary=None)
+    assert uncut._estimate(uncut._make_initial_model(), 0).mat == made.mat[-1].mat
 
 
-def test_of_a_cut_draft_the_texts_own_loss_leaves_out_what_it_cannot_say(
+def test_cross_entropy_skips_tokens_outside_a_cut_vocabulary(
     pair: tuple[Path, Path],
 ) -> None:
     model, ids = load_model(pair[1], torch.device("cpu")), torch.tensor([[3, 9, 5, 9, 7]])
@@ -289,18 +291,20 @@ def test_of_a_cut_draft_the_texts_own_loss_leaves_out_what_it_cannot_say(
     weights = torch.tensor([[1.0, 1.0, 1.0, 1.0]])
     loss = text_loss(model)(TrainingBatch(ids[:, :-1], ids[:, 1:], weights))
     rows = model(ids[:, :-1]).logits[0].log_softmax(-1)
-    log_probs = [rows[at, token] for at, token in enumerate((9, 5, 9))]  # and not the last, 7
+    log_probs = [
+        rows[at, token] for at, token in enumerate((9, 5, 9))
+    ]  # without the last token, 7, which is not in the draft vocabulary
     assert loss.item() == pytest.approx(-torch.stack(log_probs).mean().item(), rel=1e-2)
 
 
 @pytest.mark.parametrize("text", ["[]", "{"])
-def test_a_record_that_says_nothing_of_its_draft_is_one_clear_error(
+def test_an_invalid_draft_record_is_one_error(
     text: str, tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
-    place = shutil.copytree(pair[1], tmp_path / "draft")
-    (place / align.RECORD).write_text(text)
+    folder = shutil.copytree(pair[1], tmp_path / "draft")
+    (folder / align.RECORD).write_text(text)
     with pytest.raises(UsageError, match="is not a valid record of a draft"):
-        aligner(tmp_path, (pair[0], place))._make_initial_model()
+        aligner(tmp_path, (pair[0], folder))._make_initial_model()
 
 
 @pytest.mark.parametrize(
@@ -311,9 +315,7 @@ def test_a_record_that_says_nothing_of_its_draft_is_one_clear_error(
         (["--begin", "last"], "--begin needs --layers"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(
-    tmp_path: Path, words: list[str], message: str
-) -> None:
+def test_incompatible_options_are_refused(tmp_path: Path, words: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         CliRunner().invoke(app, ["draft", *words, "--out", str(tmp_path)], catch_exceptions=False)
 
@@ -338,7 +340,7 @@ def test_several_losses_make_a_table_from_one_pre_trained_draft(
     assert facts["start"] == "pre-trained for 2" and facts["loss"] == "lk"
 
 
-def test_a_row_of_the_table_is_a_mean_over_seeds_with_the_interval_that_students_t_gives() -> None:
+def test_the_table_has_means_over_seeds_with_student_t_intervals() -> None:
     of = {
         loss: [
             (AlignEstimate(0, 1.5, [], 0.4, 1.0), AlignEstimate(9, mat, [], alpha, 1.5))
@@ -348,19 +350,19 @@ def test_a_row_of_the_table_is_a_mean_over_seeds_with_the_interval_that_students
     }
     row = make_loss_row("kl", 100, of["kl"], of["kl"])
     assert (row["mat before"], row["mat"], row["alpha"]) == (1.5, 2.5, 0.6)
-    half = 12.706 * 0.7071 / math.sqrt(2)  # of two values
+    half = 12.706 * 0.7071 / math.sqrt(2)  # for two values
     assert row["mat low"] == pytest.approx(2.5 - half, abs=1e-3)
     assert row["mbsu low"] == row["mbsu high"] == 1.5
     other = make_loss_row("tvd", 100, of["tvd"], of["kl"])
-    assert other["alpha over first"] == 0.1  # seed by seed, so that it is exact
+    assert other["alpha over first"] == 0.1  # computed per seed, so it is exact
     assert other["alpha over first low"] == other["alpha over first high"] == 0.1
     assert (other["mat over first"], other["mat over first high"]) == (0.55, 1.1853)
 
 
-# ---- sorted --------------------------------------------------------------------------------------
+# ---- drafts with several exits (sorted) ---------------------------------------------------------
 
 
-def test_first_layers_speak_by_the_whole_models_norm_and_output_and_are_its_own(
+def test_first_layers_share_the_norm_and_output_of_the_whole_model(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
     model = aligner(tmp_path, (pair[0], pair[0]))._make_initial_model()
@@ -374,15 +376,18 @@ def test_first_layers_speak_by_the_whole_models_norm_and_output_and_are_its_own(
 def test_a_sorted_draft_learns_the_mean_of_the_losses_at_all_its_exits(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
-    plan = short("kl", "target")
+    plan = short_plan("kl", "target")
     trained = replace(aligner(tmp_path, (pair[0], pair[0])), exits=(1,))
     result = trained.align(plan)
     batch = Replies(trained._encoder.padding, lambda: trained._training_replies).batch(1, 128)
-    begun = trained._make_initial_model()
+    first_draft = trained._make_initial_model()
     each = [
-        target_loss(part, trained._target_model) for part in (take_first_layers(begun, 1), begun)
+        target_loss(part, trained._target_model)
+        for part in (take_first_layers(first_draft, 1), first_draft)
     ]
-    assert each[1](batch).item() == pytest.approx(0, abs=1e-6)  # it begins as its target
+    assert each[1](batch).item() == pytest.approx(
+        0, abs=1e-6
+    )  # the draft starts as a copy of its target
     mean = sum(loss(batch).item() for loss in each) / 2
     assert average_losses(each)(batch).item() == pytest.approx(mean)
     assert result.curve[0].loss > 0
@@ -391,9 +396,9 @@ def test_a_sorted_draft_learns_the_mean_of_the_losses_at_all_its_exits(
 
 
 @pytest.mark.parametrize("exits", [(1,), (0,), (3,)])
-def test_an_exit_behind_which_a_draft_has_no_layers_is_refused(
+def test_an_exit_after_the_last_layer_is_refused(
     tmp_path: Path, pair: tuple[Path, Path], exits: tuple[int, ...]
 ) -> None:
     own = pair if exits == (1,) else (pair[0], pair[0])
     with pytest.raises(UsageError, match=f"cannot exit after layer {exits[0]}"):
-        replace(aligner(tmp_path, own), exits=exits).align(short("kl", "target"))
+        replace(aligner(tmp_path, own), exits=exits).align(short_plan("kl", "target"))

@@ -10,14 +10,14 @@ from specbench_cli.training.convert import convert
 
 
 class Runs:
-    """Object whose pickle runs a command when it is loaded."""
+    """Object whose pickle runs a command when loaded."""
 
     def __reduce__(self):
         return os.system, ("true",)
 
 
 @pytest.mark.parametrize("content", [pickle.dumps(Runs(), protocol=2), b"", b"no pickle"])
-def test_no_error_advises_to_run_the_code_in_a_pickle(tmp_path, content):
+def test_no_error_suggests_running_the_code_in_a_pickle(tmp_path, content):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(content)
     with pytest.raises(EnvironmentFault, match="contains objects other than tensors") as refused:

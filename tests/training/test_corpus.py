@@ -1,4 +1,4 @@
-"""The training stream: seeded, resumable, mixed as stated."""
+"""The training corpus: seeded, resumable, with the documented mixture."""
 
 import json
 from itertools import islice
@@ -40,21 +40,21 @@ def test_the_target_of_each_token_is_the_next_one(encode: Encoder) -> None:
     assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
 
 
-def test_every_chat_stands_whole_in_one_sequence(
+def test_every_chat_is_complete_in_one_sequence(
     encode: Encoder, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     batch = Corpus(encode, [], 0).batch(6, 512)
-    whole = {tuple(encode(chat).ids) for chat in islice(generate_chats(0), 400)}
+    complete_chats = {tuple(encode(chat).ids) for chat in islice(generate_chats(0), 400)}
     begin, pad = tokenizer.bos_token_id, tokenizer.pad_token_id
     for inputs, last in zip(batch.inputs.tolist(), batch.targets[:, -1].tolist(), strict=True):
         text = [token for token in [*inputs, last] if token != pad]
         starts = [i for i, token in enumerate(text) if token == begin]
         chats = [tuple(text[a:b]) for a, b in zip(starts, [*starts[1:], None], strict=True)]
         assert starts[0] == 0
-        assert whole.issuperset(chats)
+        assert complete_chats.issuperset(chats)
 
 
-def test_little_is_padding_and_padding_weighs_nothing(
+def test_few_tokens_are_padding_and_padding_has_weight_0(
     encode: Encoder, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     batch = Corpus(encode, PROBLEMS, 0).batch(32, 512)
@@ -63,7 +63,9 @@ def test_little_is_padding_and_padding_weighs_nothing(
     assert torch.equal(padding, batch.weights == 0)
 
 
-def test_a_chat_longer_than_a_sequence_is_left_to_stages_with_longer_ones(encode: Encoder) -> None:
+def test_a_chat_longer_than_a_sequence_waits_for_a_stage_with_longer_sequences(
+    encode: Encoder,
+) -> None:
     long = [[("Tell me" + " why?" * 300, "because.")]]
     question_ids = torch.tensor(encode.encode_text(" why?" * 20))
 
@@ -80,7 +82,7 @@ def test_a_sequence_too_short_for_every_chat_is_a_usage_error(encode: Encoder) -
         Corpus(encode, PROBLEMS, 0).batch(1, 8)
 
 
-def test_a_restored_stream_continues_exactly(encode: Encoder) -> None:
+def test_a_restored_corpus_continues_with_the_same_batches(encode: Encoder) -> None:
     stream = Corpus(encode, PROBLEMS, 0)
     for _ in range(5):
         stream.batch(4, 512)
@@ -99,16 +101,16 @@ def test_gsm8k_is_a_tenth_of_the_tokens(encode: Encoder) -> None:
     assert share == pytest.approx(0.1, abs=0.02)
 
 
-def test_a_family_named_twice_is_read_twice_as_much_and_in_its_order(encode: Encoder) -> None:
+def test_a_family_named_twice_is_read_twice_as_often_in_order(encode: Encoder) -> None:
     mixed = Corpus(encode, [], 0, ("rag", "qa", "rag"))
-    drawn = [mixed.draw().ids for _ in range(6)]
+    token_ids = [mixed.draw().ids for _ in range(6)]
     rows = list(islice(generated.generate_rows(0, "train"), 24))
     rag, qa = ([r for r in rows if r["family"] == family] for family in ("rag", "qa"))
-    wanted = [rag[0], qa[0], rag[1], rag[2], qa[1], rag[3]]
-    assert drawn == [encode(corpus.make_chat(row)).ids for row in wanted]
+    expected = [rag[0], qa[0], rag[1], rag[2], qa[1], rag[3]]
+    assert token_ids == [encode(corpus.make_chat(row)).ids for row in expected]
 
 
-def test_answers_and_their_end_count_fully_and_prompts_less(
+def test_answers_have_weight_1_and_prompts_less(
     encode: Encoder, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     chat = encode([("How are you?", "Fine."), ("And now?", "Better.")])
@@ -124,7 +126,7 @@ def test_another_gsm8k_file_is_refused(tmp_path: Path) -> None:
         load_gsm8k(tmp_path)
 
 
-def test_without_data_and_network_the_error_says_what_to_set(
+def test_missing_data_without_a_network_names_the_variable_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def offline(*_args: object, **_more: object) -> None:

@@ -1,4 +1,4 @@
-"""Datastores: what is in them, what is left alone, what is refused."""
+"""Datastores of REST: their content, resumption and errors."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def _files(folder: Path) -> list[Path]:
     return [lines, plain]
 
 
-def test_texts_are_retrieved_in_the_targets_tokens_and_a_finished_store_is_left_alone(
+def test_a_datastore_has_target_tokens_and_is_built_once(
     tmp_path: Path, target: Path, loaded
 ) -> None:
     files, progress = _files(tmp_path), list[int]()
@@ -44,13 +44,13 @@ def test_texts_are_retrieved_in_the_targets_tokens_and_a_finished_store_is_left_
     encode = AutoTokenizer.from_pretrained(target)
     ids = [encode(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
     assert store.tokens.tolist() == [token for text in ids for token in (*text, store.end)]
-    shared = next(n for n in range(9) if ids[0][n] != ids[1][n])
-    found = store.find(ids[0][:shared])
-    ways = store.continuations(found, shared, 1, most=9)[:, 0].tolist()
-    assert sorted(ways) == sorted([ids[0][shared], ids[1][shared]])
-    card = json.loads((folder / "config.json").read_text())
-    assert [source["file"] for source in card["specbench"]["from"]] == ["some.jsonl", "more.txt"]
-    assert str(tmp_path) not in json.dumps(card)
+    n_shared = next(n for n in range(9) if ids[0][n] != ids[1][n])
+    found = store.find(ids[0][:n_shared])
+    ways = store.continuations(found, n_shared, 1, most=9)[:, 0].tolist()
+    assert sorted(ways) == sorted([ids[0][n_shared], ids[1][n_shared]])
+    config = json.loads((folder / "config.json").read_text())
+    assert [source["file"] for source in config["specbench"]["from"]] == ["some.jsonl", "more.txt"]
+    assert str(tmp_path) not in json.dumps(config)
     assert progress == [3]
     maker.make_from_texts(files, fresh=False)
     assert progress == [3], "made once"
@@ -63,9 +63,9 @@ def test_texts_are_retrieved_in_the_targets_tokens_and_a_finished_store_is_left_
 def test_a_store_of_another_tokenizer_is_refused(tmp_path: Path, target: Path, loaded) -> None:
     (tmp_path / "out").mkdir()
     folder = DatastoreMaker(tmp_path / "out", target).make_from_texts(_files(tmp_path), fresh=False)
-    card = json.loads((folder / "config.json").read_text())
-    card["specbench"]["tokenizer_sha256"] = "0" * 64
-    (folder / "config.json").write_text(json.dumps(card))
+    config = json.loads((folder / "config.json").read_text())
+    config["specbench"]["tokenizer_sha256"] = "0" * 64
+    (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(EnvironmentFault, match="built with another tokenizer"):
         Datastore.load(folder, {"target": loaded})
 
@@ -90,7 +90,7 @@ def test_files_that_cannot_be_read_are_named(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_target_without_the_familys_chats_is_sent_to_texts(
+def test_replies_need_a_target_of_the_embedded_family(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specbench_cli.training.datastore.SPECIAL_TOKENS", ("<|nobody|>",))
@@ -100,19 +100,19 @@ def test_a_target_without_the_familys_chats_is_sent_to_texts(
         )
 
 
-def test_replies_begin_with_the_token_that_ends_a_question_and_resume(
+def test_replies_begin_with_the_assistant_token_and_are_resumed(
     tmp_path: Path, target: Path, loaded
 ) -> None:
-    place, progress = torch.device("cpu"), list[int]()
+    device, progress = torch.device("cpu"), list[int]()
     maker = DatastoreMaker(tmp_path, target, progress.append)
-    folder = maker.make_from_replies([], 3, 0, place, fresh=False)
+    folder = maker.make_from_replies([], 3, 0, device, fresh=False)
     store = Datastore.load(folder, {"target": loaded})
-    begin = AutoTokenizer.from_pretrained(target).get_vocab()["<|assistant|>"]
+    assistant_id = AutoTokenizer.from_pretrained(target).get_vocab()["<|assistant|>"]
     text = store.tokens.tolist()
     starts = [0, *(at + 1 for at, token in enumerate(text[:-1]) if token == store.end)]
-    assert len(starts) == 3 and all(text[at] == begin for at in starts)
+    assert len(starts) == 3 and all(text[at] == assistant_id for at in starts)
     before = (folder / "model.safetensors").read_bytes()
     (folder / "config.json").unlink()
-    maker.make_from_replies([], 3, 0, place, fresh=False)
+    maker.make_from_replies([], 3, 0, device, fresh=False)
     assert progress == [1, 2, 3], "the replies were kept"
     assert (folder / "model.safetensors").read_bytes() == before

@@ -1,4 +1,4 @@
-"""`specbench train eagle`, `eagle3` and `mtp` on a tiny target: what is left, and what stops do."""
+"""`specbench train eagle`, `eagle3` and `mtp` on a tiny target: output files and resumption."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -34,12 +34,12 @@ app = with_all_options(train)
 
 
 class Killed(Exception):
-    """Stands for a signal in the middle of a run."""
+    """Exception in place of a signal during a run."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _short_answers() -> Iterator[None]:
-    """An untrained target never ends its answers by itself."""
+    """Limit the length of answers, since an untrained target never ends one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("specbench_cli.training.replies.MAX_ANSWER", 8)
         yield
@@ -47,7 +47,7 @@ def _short_answers() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that was never trained, with the family's tokenizer."""
+    """Return the folder of a tiny untrained model with the embedded family's tokenizer."""
     folder = tmp_path_factory.mktemp("targets") / "tiny"
     recipe = replace(family.TARGET, hidden=16, layers=8, heads=2, mlp=24)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(resolve("embedded").path)
@@ -75,7 +75,7 @@ def run(kind: str, out: Path, target: Path, *more: str) -> Any:
     return CliRunner().invoke(app, [kind, *options], catch_exceptions=False)
 
 
-def tiny(recipe: HeadSchedule) -> HeadSchedule:
+def shorten(recipe: HeadSchedule) -> HeadSchedule:
     stages = tuple(replace(stage, steps=3, sequences=1, length=256) for stage in recipe.stages)
     return replace(recipe, mlp=24, stages=stages, warmup_steps=1)
 
@@ -89,7 +89,7 @@ def trainer(out: Path, target: Path, kill_after: int | None = None) -> HeadTrain
     return HeadTrainer(out, target, [], 0, device, 8, n_held_out=4, fast=False, report=report)
 
 
-def test_a_heads_seconds_are_without_those_of_making_replies(
+def test_training_time_excludes_the_generation_of_replies(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(*_: Any, **__: Any) -> None:
@@ -98,11 +98,11 @@ def test_a_heads_seconds_are_without_those_of_making_replies(
 
     monkeypatch.setattr(head_trainer.loop, "train", train)
     with pytest.raises(Killed):
-        trainer(tmp_path, target).train(tiny(SCHEDULES["eagle"]), "ttt")
+        trainer(tmp_path, target).train(shorten(SCHEDULES["eagle"]), "ttt")
 
 
 @pytest.mark.parametrize("recipe", SCHEDULES.values(), ids=SCHEDULES)
-def test_a_head_says_which_target_it_belongs_to(
+def test_a_head_stores_the_digest_of_its_target(
     recipe: HeadSchedule, trained: Path, target: Path
 ) -> None:
     facts = json.loads((trained / recipe.name / "config.json").read_text())["specbench"]
@@ -113,12 +113,17 @@ def test_a_head_says_which_target_it_belongs_to(
     assert facts["loss"] == "ttt"
 
 
-def test_curves_come_with_what_the_heads_were_worth_meanwhile(trained: Path) -> None:
+def test_curves_include_mat_estimates_during_training(trained: Path) -> None:
     facts = json.loads((trained / "training_curve.json").read_text())
     assert list(facts) == [recipe.name for recipe in SCHEDULES.values()]
     for fact in facts.values():
         assert fact["curve"][-1]["step"] == fact["steps"]
-        assert [each["step"] for each in fact["mat"]] == [1, 2, 3, 4]  # however short
+        assert [each["step"] for each in fact["mat"]] == [
+            1,
+            2,
+            3,
+            4,
+        ]  # estimated at every step of this short training
         assert fact["mat"][-1]["mat"] >= 1.0
     assert (trained / "training_curve.png").stat().st_size > 1_000
 
@@ -140,52 +145,61 @@ def test_another_target_in_the_same_folder_is_a_usage_error(trained: Path) -> No
 
 
 @pytest.mark.parametrize("recipe", SCHEDULES.values(), ids=SCHEDULES)
-def test_a_killed_and_resumed_training_equals_one_without_a_stop(
+def test_a_resumed_training_equals_an_uninterrupted_one(
     recipe: HeadSchedule,
     tmp_path: Path,
     target: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(head_trainer, "MEASURE_INTERVAL", 2)
-    whole, parts, plan = tmp_path / "whole", tmp_path / "parts", tiny(recipe)
-    straight = trainer(whole, target).train(plan, "ttt")
+    straight_dir, resumed_dir, plan = tmp_path / "whole", tmp_path / "parts", shorten(recipe)
+    straight = trainer(straight_dir, target).train(plan, "ttt")
     with pytest.raises(Killed):
-        trainer(parts, target, kill_after=3).train(plan, "ttt")
-    resumed = trainer(parts, target).train(plan, "ttt")
+        trainer(resumed_dir, target, kill_after=3).train(plan, "ttt")
+    resumed = trainer(resumed_dir, target).train(plan, "ttt")
     assert resumed.curve == straight.curve
     assert resumed.mat == straight.mat
     assert [estimate.step for estimate in resumed.mat] == [2, 4, 6]
-    ours, theirs = (load_file(out / recipe.name / "model.safetensors") for out in (whole, parts))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    straight_weights, resumed_weights = (
+        load_file(out / recipe.name / "model.safetensors") for out in (straight_dir, resumed_dir)
+    )
+    assert all(
+        torch.equal(straight_weights[name], resumed_weights[name]) for name in straight_weights
+    )
 
 
 @pytest.mark.parametrize(
     "kind", get_parallel_head_classes().values(), ids=get_parallel_head_classes()
 )
-def test_a_parallel_drafter_goes_on_where_it_was_killed_and_is_what_decoding_loads(
+def test_a_parallel_drafter_resumes_and_is_loaded_by_decoding(
     kind: type[ParallelHead], tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_trainer, "MEASURE_INTERVAL", 2)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    straight_dir, resumed_dir = tmp_path / "whole", tmp_path / "parts"
     plan = make_parallel_schedule(kind, "tiny", is_embedded=True)
     stage = replace(plan.stages[0], steps=4, sequences=1, length=256)
     plan = replace(plan, stages=(stage,), warmup_steps=1)
 
     def train(out: Path, kill_after: int | None = None) -> HeadResult:
-        made = replace(trainer(out, target, kill_after), draft=lambda: target)
-        return made.train_kind(kind, plan, "ttt")
+        pair_trainer = replace(trainer(out, target, kill_after), draft=lambda: target)
+        return pair_trainer.train_kind(kind, plan, "ttt")
 
-    straight = train(whole)
+    straight = train(straight_dir)
     with pytest.raises(Killed):
-        train(parts, kill_after=3)
-    resumed = train(parts)
+        train(resumed_dir, kill_after=3)
+    resumed = train(resumed_dir)
     assert (resumed.curve, resumed.mat) == (straight.curve, straight.mat)
     assert [estimate.step for estimate in resumed.mat] == [1, 2, 3, 4]
     name, decoder = f"tiny-{kind.kind}", load_decoder(target, name="target")
-    ours, theirs = (load_file(out / name / "model.safetensors") for out in (whole, parts))
-    assert all(torch.equal(ours[each], theirs[each]) for each in ours)
-    (wanted,) = registry.build(kind.kind, {}).artifacts()
-    assert wanted.kind.load(parts / name, {"target": decoder}).mask == 4  # the padding
+    straight_weights, resumed_weights = (
+        load_file(out / name / "model.safetensors") for out in (straight_dir, resumed_dir)
+    )
+    assert all(
+        torch.equal(straight_weights[each], resumed_weights[each]) for each in straight_weights
+    )
+    (artifact,) = registry.build(kind.kind, {}).artifacts()
+    head = artifact.kind.load(resumed_dir / name, {"target": decoder})
+    assert head.mask == 4  # the padding token
 
 
 def test_a_pard_draft_is_adapted_from_a_draft_model(tmp_path: Path, target: Path) -> None:
@@ -193,7 +207,7 @@ def test_a_pard_draft_is_adapted_from_a_draft_model(tmp_path: Path, target: Path
         run("pard", tmp_path, target)
 
 
-def test_estimates_after_a_resumed_step_are_made_anew(tmp_path: Path) -> None:
+def test_estimates_after_the_resumed_step_are_repeated(tmp_path: Path) -> None:
     log = EstimateLog(tmp_path, MatEstimate)
     for step in (2, 4, 6, 4):
         log.add(MatEstimate(step, 1.0, [0.0]))
@@ -206,20 +220,20 @@ def test_replies_are_made_once_for_all_heads(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("tokens", [None, 2_048_000])
-def test_wider_updates_are_fewer_and_read_as_many_tokens(
+def test_larger_batches_need_fewer_updates_for_the_same_tokens(
     tokens: int | None, tmp_path: Path
 ) -> None:
-    whole = HeadSchedule.for_target(get_head_classes()["eagle3"], "smollm2", 1536)
-    (plain,) = prepare_recipes((whole,), 1.0, False, tmp_path, True, tokens)
-    (wide,) = prepare_recipes((whole,), 1.0, False, tmp_path, True, tokens, 16, 4e-3)
+    schedule = HeadSchedule.for_target(get_head_classes()["eagle3"], "smollm2", 1536)
+    (plain,) = prepare_recipes((schedule,), 1.0, False, tmp_path, True, tokens)
+    (wide,) = prepare_recipes((schedule,), 1.0, False, tmp_path, True, tokens, 16, 4e-3)
     assert (plain.stages[0].sequences, wide.stages[0].sequences) == (4, 16)
     assert wide.stages[0].steps * 4 == plain.stages[0].steps
-    assert wide.tokens == plain.tokens == (tokens or whole.tokens)
-    assert (plain.peak_lr, wide.peak_lr) == (whole.peak_lr, 4e-3)
+    assert wide.tokens == plain.tokens == (tokens or schedule.tokens)
+    assert (plain.peak_lr, wide.peak_lr) == (schedule.peak_lr, 4e-3)
     assert wide.warmup_steps == plain.warmup_steps // 4
 
 
-def test_every_named_loss_is_an_option_and_knows_every_kind() -> None:
+def test_every_loss_is_an_option_for_every_kind_of_head() -> None:
     assert all(
         set(get_args(HeadLoss)) == set(kind.recipe.losses) for kind in get_head_classes().values()
     )

@@ -1,4 +1,4 @@
-"""Draft heads in training: what a step sees, what moves the loss, what a file holds."""
+"""Training of draft heads: attention of a step, the loss, and the stored file."""
 
 import json
 from collections.abc import Callable
@@ -58,7 +58,7 @@ def target() -> LlamaForCausalLM:
 def make(target: LlamaForCausalLM) -> Callable[[str], DraftHead]:
     def head(kind: str) -> DraftHead:
         torch.manual_seed(1)
-        head_module = new(kind, target.config, 24, 8, DRAFT_IDS)
+        head_module = new_head(kind, target.config, 24, 8, DRAFT_IDS)
         for parameter in head_module.parameters() if kind in PREFIX else ():
             torch.nn.init.normal_(parameter, std=0.3)
         return head_module
@@ -66,8 +66,10 @@ def make(target: LlamaForCausalLM) -> Callable[[str], DraftHead]:
     return head
 
 
-def new(kind: str, target: LlamaConfig, mlp: int, n_layers: int, draft_ids: Tensor) -> DraftHead:
-    """A head of a kind, for a target with so many layers."""
+def new_head(
+    kind: str, target: LlamaConfig, mlp: int, n_layers: int, draft_ids: Tensor
+) -> DraftHead:
+    """Return a head of a kind, for a target with `n_layers` layers."""
     config = head_build.make_head_config(target, mlp)
     statistics = TargetStatistics(
         n_layers,
@@ -82,7 +84,7 @@ def new(kind: str, target: LlamaConfig, mlp: int, n_layers: int, draft_ids: Tens
 
 
 def text(seed: int = 0, chats: tuple[int, ...] = (11, 13)) -> Tensor:
-    """Chats of these lengths packed into one sequence [1, LENGTH + 1] and a token."""
+    """Return chats of these lengths, packed into one sequence `[1, LENGTH + 1]`."""
     ids = torch.randint(5, VOCABULARY, (1, sum(chats) + 1), generator=seeded(seed))
     first = 0
     for length in chats:
@@ -92,7 +94,7 @@ def text(seed: int = 0, chats: tuple[int, ...] = (11, 13)) -> Tensor:
 
 
 def starts_of(ids: Tensor) -> Tensor:
-    """Where each token's chat begins."""
+    """Return the start position of each token's chat."""
     places = torch.arange(ids.shape[1])
     return torch.where(ids == BEGIN, places, 0).cummax(-1).values
 
@@ -108,7 +110,7 @@ def batch(seed: int = 0, answers: slice = slice(14, 23)) -> TrainingBatch:
     return TrainingBatch(ids[:, :-1], ids[:, 1:], weights, starts_of(ids[:, :-1]))
 
 
-def drafted(
+def unroll_steps(
     head: DraftHead, target: LlamaForCausalLM, ids: Tensor, steps: int, slots: Tensor | None = None
 ) -> list[Tensor]:
     if slots is None:
@@ -118,31 +120,31 @@ def drafted(
         return [step.logits for step in unroll(head, target, ids, read, slots, steps)]
 
 
-def chain_of_one_slot(
+def unroll_one_slot(
     head: DraftHead, target: LlamaForCausalLM, ids: Tensor, slot: int, steps: int
 ) -> list[Tensor]:
-    """The same by plain causal attention: slot by slot, no slots beside it, dense masks.
+    """Draft from one slot with plain causal attention and dense masks, like `unroll_steps`.
 
-    The text up to `slot` and the steps that follow are one growing sequence, whose features are
-    the target's up to `slot` and the head's own after it.
+    The text up to `slot` and the drafted steps are one growing sequence. Its features are the
+    target's up to `slot` and the head's own after it.
     """
     with torch.no_grad():
         read = run_target(target, ids, head.captured_layers, starts_of(ids))
-        known = head.project_features(read.features)[:, : slot + 1]
+        features = head.project_features(read.features)[:, : slot + 1]
         rows = []
         for step in range(steps):
             n = slot + 1 + step
             tokens = target.model.embed_tokens(ids[:, 1 : n + 1])
-            hidden = dense(head, tokens, known)
+            hidden = dense_layer(head, tokens, features)
             rows.append(hidden.normed[:, -1])
-            known = torch.cat([known, hidden.hidden[:, -1:]], 1)
+            features = torch.cat([features, hidden.hidden[:, -1:]], 1)
         weight = target.lm_head.weight
         weight = weight if head.draft_ids is None else weight[head.draft_ids]
         return [row @ weight.T for row in rows]
 
 
-def dense(head: DraftHead, tokens: Tensor, features: Tensor) -> HeadOutput:
-    """A head's layer over a whole sequence, by torch's own attention with an explicit mask."""
+def dense_layer(head: DraftHead, tokens: Tensor, features: Tensor) -> HeadOutput:
+    """Compute a head's layer over a whole sequence with torch attention and an explicit mask."""
     layer, n = head.layer, tokens.shape[1]
     attention = layer.self_attn
     rows, residual = head.join(tokens, features)
@@ -150,8 +152,10 @@ def dense(head: DraftHead, tokens: Tensor, features: Tensor) -> HeadOutput:
     keys, values = attention.project_kv(rows, places)
     queries = attention._rotate(attention.q_proj(rows), places, attention.q_norm)
     mask = torch.ones(n, n, dtype=torch.bool).tril()
-    seen = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-    residual = residual + attention.o_proj(seen.transpose(1, 2).flatten(2))
+    attention_output = torch.nn.functional.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=mask
+    )
+    residual = residual + attention.o_proj(attention_output.transpose(1, 2).flatten(2))
     residual = residual + layer.mlp(layer.post_attention_layernorm(residual))
     return head.make_output(residual)
 
@@ -161,71 +165,75 @@ def test_diagonal_attention_equals_dense_attention_with_an_explicit_mask(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head, ids = make(kind), text(chats=(LENGTH,))[:, :-1]
-    steps = drafted(head, target, ids, 4)
+    steps = unroll_steps(head, target, ids, 4)
     for slot in (0, 3, 12):
-        alone = chain_of_one_slot(head, target, ids, slot, 4)
-        for step, row in zip(steps, alone, strict=True):
+        expected_steps = unroll_one_slot(head, target, ids, slot, 4)
+        for step, row in zip(steps, expected_steps, strict=True):
             torch.testing.assert_close(step[:, slot], row, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_first_step_is_a_plain_teacher_forced_pass(
+def test_the_first_step_is_a_teacher_forced_forward(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head, ids = make(kind), text(chats=(LENGTH,))[:, :-1]
     with torch.no_grad():
         read = run_target(target, ids, head.captured_layers, starts_of(ids))
         following = torch.cat([ids[:, 1:], ids[:, -1:]], 1)
-        out = dense(
+        out = dense_layer(
             head, target.model.embed_tokens(following), head.project_features(read.features)
         )
     weight = (
         target.lm_head.weight if head.draft_ids is None else target.lm_head.weight[head.draft_ids]
     )
     torch.testing.assert_close(
-        drafted(head, target, ids, 1)[0], out.normed @ weight.T, atol=1e-4, rtol=1e-4
+        unroll_steps(head, target, ids, 1)[0], out.normed @ weight.T, atol=1e-4, rtol=1e-4
     )
 
 
 @pytest.mark.parametrize("kind", KINDS + PREFIX)
-def test_some_slots_draft_what_all_of_them_would(
+def test_sampled_slots_draft_the_same_as_all_slots(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head, ids, slots = make(kind), text()[:, :-1], torch.tensor([[2, 9, 15]])
-    whole, part = drafted(head, target, ids, 3), drafted(head, target, ids, 3, slots)
-    for a, b in zip(whole, part, strict=True):
+    all_slots, part = unroll_steps(head, target, ids, 3), unroll_steps(head, target, ids, 3, slots)
+    for a, b in zip(all_slots, part, strict=True):
         torch.testing.assert_close(a[:, slots[0]], b, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS + PREFIX)
-def test_a_chat_does_not_see_its_neighbour(
+def test_a_chat_does_not_attend_to_another_chat(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head, ids = make(kind), text()[:, :-1]
     other = ids.clone()
     other[0, 1:11] = other[0, 1:11].flip(0)
-    for a, b in zip(drafted(head, target, ids, 3), drafted(head, target, other, 3), strict=True):
+    for a, b in zip(
+        unroll_steps(head, target, ids, 3), unroll_steps(head, target, other, 3), strict=True
+    ):
         torch.testing.assert_close(a[:, 11:], b[:, 11:], atol=1e-5, rtol=1e-5)
-    alone = drafted(head, target, ids[:, 11:], 1)[0]  # its places begin at 0 again
-    torch.testing.assert_close(alone, drafted(head, target, ids, 1)[0][:, 11:], atol=1e-4, rtol=0)
+    expected_steps = unroll_steps(head, target, ids[:, 11:], 1)[0]  # its positions start at 0
+    torch.testing.assert_close(
+        expected_steps, unroll_steps(head, target, ids, 1)[0][:, 11:], atol=1e-4, rtol=0
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS + PREFIX)
-def test_a_slot_reads_the_token_after_its_features_and_none_later(
+def test_a_slot_reads_the_token_after_its_features_and_no_later_token(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head, ids = make(kind), text(chats=(LENGTH,))[:, :-1]
-    logits = drafted(head, target, ids, 1)[0]
-    for token, moved in ((7, True), (8, False)):
+    logits = unroll_steps(head, target, ids, 1)[0]
+    for token, is_changed in ((7, True), (8, False)):
         other = ids.clone()
         other[0, token] = 5 + (other[0, token] - 4) % 30
-        difference = (drafted(head, target, other, 1)[0] - logits)[0, 6].abs().max()
-        assert (difference > 1e-4) == moved
+        difference = (unroll_steps(head, target, other, 1)[0] - logits)[0, 6].abs().max()
+        assert (difference > 1e-4) == is_changed
 
 
 @pytest.mark.parametrize("name", ["paper", "ttt"])
 @pytest.mark.parametrize("kind", KINDS + PREFIX)
-def test_labels_that_weigh_nothing_do_not_move_the_loss(
+def test_labels_of_weight_0_do_not_change_the_loss(
     name: str, kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head, aim = make(kind), replace(get_head_classes()[kind].recipe.losses[name], noise=0.0)
@@ -240,7 +248,7 @@ def test_labels_that_weigh_nothing_do_not_move_the_loss(
     assert loss(one).item() != pytest.approx(loss(full_batch).item(), abs=1e-6)
 
 
-def test_a_slot_whose_target_the_head_cannot_say_is_masked(
+def test_a_slot_is_masked_if_its_label_is_outside_the_draft_vocabulary(
     make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head, full_batch = make("eagle3"), batch()
@@ -254,7 +262,7 @@ def test_a_slot_whose_target_the_head_cannot_say_is_masked(
     assert loss(full_batch._replace(weights=weights)).item() == 0.0
 
 
-def test_noise_is_drawn_from_the_batch_and_moves_the_loss(
+def test_feature_noise_is_seeded_by_the_batch_and_changes_the_loss(
     make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head, aim = make("eagle"), get_head_classes()["eagle"].recipe.losses["paper"]
@@ -263,7 +271,7 @@ def test_noise_is_drawn_from_the_batch_and_moves_the_loss(
 
 
 @pytest.mark.parametrize("kind", KINDS + PREFIX)
-def test_only_the_head_learns(
+def test_only_the_head_gets_gradients(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head = make(kind)
@@ -274,21 +282,24 @@ def test_only_the_head_learns(
     assert all(p.grad is None for p in target.parameters())
 
 
-def test_an_estimate_counts_drafts_up_to_the_first_wrong_one(
+def test_a_mat_estimate_counts_drafts_before_the_first_wrong_one(
     make: Callable[[str], DraftHead],
     target: LlamaForCausalLM,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reach = torch.tensor([[9, 9, 2, 0, 0, 1, 9, 9, 9, 9]])
-    monkeypatch.setattr("specbench_cli.training.heads.mat._count_correct_drafts", lambda *_: reach)
+    accepted_counts = torch.tensor([[9, 9, 2, 0, 0, 1, 9, 9, 9, 9]])
+    monkeypatch.setattr(
+        "specbench_cli.training.heads.mat._count_correct_drafts", lambda *_: accepted_counts
+    )
     chat = EncodedChat([BEGIN, 9, 9, *range(10, 17)], [0.1] * 3 + [1.0] * 7)
-    # From place 3: two right of five, +1; from 6: one right of three, +1; from 8: the last token.
+    # From position 3, two of five drafts are right, plus the bonus token. From 6, one of three,
+    # plus the bonus. From 8, the last token.
     found = estimate_mat(make("eagle"), target, [chat], step=7, chain=5)
     assert (found.step, found.mat) == (7, 2.0)
     assert found.accepted == [pytest.approx(1.0), pytest.approx(0.5), 0.0, 0.0, 0.0]
 
 
-def test_the_vocabulary_map_is_strictly_increasing_and_a_round_trip(
+def test_the_vocabulary_map_is_increasing_and_invertible(
     make: Callable[[str], DraftHead],
 ) -> None:
     named = head_build.to_stored_tensors(make("eagle3"))
@@ -303,25 +314,23 @@ def test_the_vocabulary_map_is_strictly_increasing_and_a_round_trip(
 
 
 def test_the_most_frequent_tokens_are_kept_in_the_order_of_their_ids() -> None:
-    kept = head_build.find_most_frequent([4, 4, 4, 1, 1, 3, 3, 2], 3, vocabulary=6)
-    assert kept.tolist() == [1, 3, 4]
+    found = head_build.find_most_frequent([4, 4, 4, 1, 1, 3, 3, 2], 3, vocabulary=6)
+    assert found.tolist() == [1, 3, 4]
     assert head_build.find_most_frequent([], 2, vocabulary=6).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("n_layers", [1, 2, 3, 5, 8, 15])
-def test_of_few_layers_the_last_is_the_highest_captured_layer(
-    n_layers: int, target: LlamaForCausalLM
-) -> None:
-    found = new("eagle3", target.config, 24, n_layers, DRAFT_IDS).captured_layers
+def test_small_targets_capture_their_last_layer(n_layers: int, target: LlamaForCausalLM) -> None:
+    found = new_head("eagle3", target.config, 24, n_layers, DRAFT_IDS).captured_layers
     assert found[-1] == n_layers - 1
     assert all(0 <= layer < n_layers for layer in found)
 
 
-def test_of_many_layers_the_captured_layers_are_the_official_codes(
+def test_large_targets_capture_the_layers_of_the_official_code(
     target: LlamaForCausalLM,
 ) -> None:
-    assert new("eagle3", target.config, 24, 32, DRAFT_IDS).captured_layers == (1, 15, 28)
-    assert new("eagle3", target.config, 24, 16, DRAFT_IDS).captured_layers == (1, 7, 12)
+    assert new_head("eagle3", target.config, 24, 32, DRAFT_IDS).captured_layers == (1, 15, 28)
+    assert new_head("eagle3", target.config, 24, 16, DRAFT_IDS).captured_layers == (1, 7, 12)
 
 
 LAYER = {
@@ -333,18 +342,18 @@ LAYER = {
 }
 
 
-def under(prefix: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def add_prefix(prefix: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     return {f"{prefix}{name}.weight": shape for name, shape in shapes.items()}
 
 
 NAMES: dict[str, dict[str, tuple[int, ...]]] = {
-    "eagle": {"fc.weight": (16, 32), "fc.bias": (16,), **under("layers.0.", LAYER)},
+    "eagle": {"fc.weight": (16, 32), "fc.bias": (16,), **add_prefix("layers.0.", LAYER)},
     "eagle3": {
         "fc.weight": (16, 48),
         "norm.weight": (16,),
         "d2t": (len(DRAFT_IDS),),
         "t2d": (VOCABULARY,),
-        **under(
+        **add_prefix(
             "midlayer.",
             {
                 **LAYER,
@@ -354,7 +363,7 @@ NAMES: dict[str, dict[str, tuple[int, ...]]] = {
             },
         ),
     },
-    "mtp": under(
+    "mtp": add_prefix(
         "model.mtp_layers.0.",
         {
             **LAYER,
@@ -391,7 +400,7 @@ def test_a_file_has_the_published_names_and_shapes_in_fp16(
 def test_a_shipped_head_stays_below_two_megabytes(schedule: HeadSchedule) -> None:
     wide = LlamaConfig(vocab_size=4096, hidden_size=256, num_attention_heads=4)
     draft_ids = torch.arange(get_head_classes()[schedule.kind].recipe.draft_vocab_size or 0)
-    head = new(schedule.kind, wide, schedule.mlp, 8, draft_ids)
+    head = new_head(schedule.kind, wide, schedule.mlp, 8, draft_ids)
     size = sum(t.numel() * t.element_size() for t in head_build.to_stored_tensors(head).values())
     assert size < 1_990_000
 
@@ -400,10 +409,10 @@ DRAFTS = {"eagle": EagleHead, "eagle3": Eagle3Head, "mtp": MtpHead}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_chain_drafts_what_it_was_trained_to(
+def test_a_decoded_chain_equals_the_training_unroll(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM, tmp_path: Path
 ) -> None:
-    """What methods make of the file, level by level, equals the unrolled steps of training."""
+    """Each level that a method drafts with the file equals an unrolled step of training."""
     head, ids, slot = make(kind), text(chats=(LENGTH,))[:, :-1], 9
     head_build.round_to_fp16(head)
     target.save_pretrained(tmp_path / "target")
@@ -411,16 +420,20 @@ def test_a_chain_drafts_what_it_was_trained_to(
     config = head_build.make_head_config(target.config, 24)
     head_build.export(head, config, tmp_path / "head", {"kind": kind, "target_sha256": sha})
     decoder = load_decoder(tmp_path / "target", name="target")
-    follow(head, target, DRAFTS[kind].load(tmp_path / "head", {"target": decoder}), ids, slot)
+    check_decoding(
+        head, target, DRAFTS[kind].load(tmp_path / "head", {"target": decoder}), ids, slot
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_biases_norms_of_heads_and_shared_keys_are_trained_as_they_are_drafted_with(
+def test_biases_head_norms_and_shared_keys_are_the_same_in_training_and_decoding(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM, tmp_path: Path
 ) -> None:
     plain, seed = make(kind), torch.Generator().manual_seed(5)
     shape = replace(plain.shape, num_attention_heads=4, head_dim=6)
-    drawn = {name: tensor for name, tensor in plain.tensors().items() if "self_attn" not in name}
+    stored_tensors = {
+        name: tensor for name, tensor in plain.tensors().items() if "self_attn" not in name
+    }
     reads = plain.layer.self_attn.q_proj.in_features
     sizes = {
         "q_proj": (24, reads),
@@ -429,22 +442,22 @@ def test_biases_norms_of_heads_and_shared_keys_are_trained_as_they_are_drafted_w
         "o_proj": (16, 24),
     }
     for name, size in sizes.items():
-        drawn[f"layer.self_attn.{name}.weight"] = torch.randn(size, generator=seed) / 4
-        drawn[f"layer.self_attn.{name}.bias"] = torch.randn(size[0], generator=seed)
+        stored_tensors[f"layer.self_attn.{name}.weight"] = torch.randn(size, generator=seed) / 4
+        stored_tensors[f"layer.self_attn.{name}.bias"] = torch.randn(size[0], generator=seed)
     for name in ("q_norm", "k_norm"):
-        drawn[f"layer.self_attn.{name}.weight"] = 0.5 + torch.rand(6, generator=seed)
+        stored_tensors[f"layer.self_attn.{name}.weight"] = 0.5 + torch.rand(6, generator=seed)
     config = {"specbench": {"taps": list(plain.captured_layers)}}
-    files = replace(plain.as_loaded(), tensors=drawn, shape=shape, config=config)
+    files = replace(plain.as_loaded(), tensors=stored_tensors, shape=shape, config=config)
     target.save_pretrained(tmp_path / "target")
     decoder = load_decoder(tmp_path / "target", name="target")
     head = get_head_classes()[kind].from_files(files, decoder)
-    follow(head, target, DRAFTS[kind](head, decoder), text(chats=(LENGTH,))[:, :-1], 9)
+    check_decoding(head, target, DRAFTS[kind](head, decoder), text(chats=(LENGTH,))[:, :-1], 9)
 
 
-def follow(
+def check_decoding(
     head: DraftHead, target: LlamaForCausalLM, drafts: LayerHead, ids: Tensor, slot: int
 ) -> None:
-    """A head's fused form drafts, from a slot on, what training unrolls."""
+    """Check that the fused head drafts, from a slot on, the same logits as the training unroll."""
     decoder = drafts.target
     layers = tuple(at for at in drafts.captured_layers if at != NORMED)
     read = decoder.forward(Tokens(ids), decoder.new_state(LENGTH), captured_layers=layers)
@@ -454,7 +467,7 @@ def follow(
     )
     tokens = ids[:, 1 : slot + 2]
     draft_ids = torch.arange(VOCABULARY) if head.draft_ids is None else head.draft_ids
-    for expected in drafted(head, target, ids, 4, torch.tensor([[slot]])):
+    for expected in unroll_steps(head, target, ids, 4, torch.tensor([[slot]])):
         out = drafts.forward(Features(tokens, rows), state)
         assert out.logits is not None
         torch.testing.assert_close(

@@ -1,4 +1,4 @@
-"""The training loop: seeded, and stopping changes nothing."""
+"""The training loop: seeded, and resumed without a difference."""
 
 import json
 from dataclasses import replace
@@ -25,7 +25,7 @@ OPTIMIZATION = Optimization(peak_lr=0.05, end_lr=0.005, warmup_steps=3)
 
 
 class Counting:
-    """Batches of a counter; its place is one number."""
+    """Batch source that counts; its state is one number."""
 
     def __init__(self, start: int = 0) -> None:
         self.at = start
@@ -43,7 +43,7 @@ class Counting:
 
 
 class Killed(Exception):
-    """Stands for a signal in the middle of a run."""
+    """Exception in place of a signal during a run."""
 
 
 def model() -> nn.Module:
@@ -81,7 +81,7 @@ def run(folder: Path, kill_after: int | None = None) -> tuple[list[float], nn.Mo
     return [point.loss for point in result.curve], net
 
 
-def test_two_runs_give_the_same_curve_and_it_falls(tmp_path: Path) -> None:
+def test_two_runs_have_the_same_falling_loss_curve(tmp_path: Path) -> None:
     first, _ = run(tmp_path / "a")
     second, _ = run(tmp_path / "b")
     assert first == second
@@ -89,9 +89,7 @@ def test_two_runs_give_the_same_curve_and_it_falls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kill_after", [1, 4, 5, 7, 9])
-def test_a_killed_and_resumed_run_equals_one_without_a_stop(
-    tmp_path: Path, kill_after: int
-) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, kill_after: int) -> None:
     losses, net = run(tmp_path / "whole")
     with pytest.raises(Killed):
         run(tmp_path / "parts", kill_after)
@@ -103,7 +101,7 @@ def test_a_killed_and_resumed_run_equals_one_without_a_stop(
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 11))
 
 
-def test_what_is_made_of_its_progress_is_no_time_of_a_training(
+def test_training_time_excludes_progress_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, net = [0.0], model()
@@ -120,7 +118,7 @@ def test_what_is_made_of_its_progress_is_no_time_of_a_training(
     assert result.seconds == len(result.curve) == 10
 
 
-def test_where_steps_are_slow_a_kill_loses_minutes_and_not_steps(
+def test_checkpoints_are_saved_by_time_if_steps_are_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specbench_cli.training.loop.LOST_SECONDS", 0)
@@ -133,7 +131,7 @@ def test_where_steps_are_slow_a_kill_loses_minutes_and_not_steps(
     assert run(tmp_path / "parts")[0] == losses
 
 
-def test_a_finished_run_trains_no_further(tmp_path: Path) -> None:
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     losses, net = run(tmp_path)
     again, other = run(tmp_path)
     assert again == losses
@@ -143,10 +141,12 @@ def test_a_finished_run_trains_no_further(tmp_path: Path) -> None:
 
 def test_one_checkpoint_is_kept_and_nothing_in_it_is_pickled(tmp_path: Path) -> None:
     run(tmp_path)
-    place = latest_checkpoint(tmp_path)
-    assert place is not None
-    assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == [place.name] == ["step-0000010"]
-    assert sorted(p.name for p in place.iterdir()) == [
+    checkpoint = latest_checkpoint(tmp_path)
+    assert checkpoint is not None
+    assert (
+        [p.name for p in tmp_path.iterdir() if p.is_dir()] == [checkpoint.name] == ["step-0000010"]
+    )
+    assert sorted(p.name for p in checkpoint.iterdir()) == [
         "model.safetensors",
         "optimizer.safetensors",
         "state.json",
@@ -172,7 +172,7 @@ def test_the_rate_warms_up_to_its_peak_and_ends_near_its_end() -> None:
     assert rates[-1] == pytest.approx(0.005, rel=0.01)
 
 
-def test_with_a_horizon_the_rate_falls_as_if_the_run_were_longer() -> None:
+def test_a_horizon_delays_the_decay_of_the_learning_rate() -> None:
     cut = replace(OPTIMIZATION, horizon=100)
     assert [cut.get_learning_rate(step, 40) for step in range(40)] == [
         OPTIMIZATION.get_learning_rate(step, 100) for step in range(40)

@@ -1,4 +1,4 @@
-"""Heads for a target of any family: its chat template, its own questions, its rows kept."""
+"""Heads for a target of any family: chat template, self-generated questions, cached rows."""
 
 import json
 import shutil
@@ -67,12 +67,12 @@ CAPTURED_LAYERS = (1, 4, 7)
 
 
 class Killed(Exception):
-    """Stands for a signal in the middle of a run."""
+    """Exception in place of a signal during a run."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _lengths() -> Iterator[None]:
-    """An untrained target seldom ends by itself: short answers, long questions."""
+    """Limit answers and questions, since an untrained target seldom ends them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("specbench_cli.training.replies.MAX_ANSWER", 12)
         patch.setattr("specbench_cli.training.replies.MAX_QUESTION", 120)
@@ -81,7 +81,7 @@ def _lengths() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One whose chats begin with a token that each turn begins with too."""
+    """Return a tokenizer whose chats and turns begin with the same token."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -93,17 +93,17 @@ def tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     bpe.train_from_iterator(islice(tokenizer_texts([], 0, 20), 40), trainer)
-    made = PreTrainedTokenizerFast(
+    fast_tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe, eos_token=named[0], bos_token=named[1], pad_token=named[0]
     )
-    made.chat_template = TEMPLATE
-    return made
+    fast_tokenizer.chat_template = TEMPLATE
+    return fast_tokenizer
 
 
 @pytest.fixture(scope="module")
 def folder(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target of eight layers with shared keys, and its EOS in a list."""
-    place = tmp_path_factory.mktemp("targets") / "tiny"
+    """Return the folder of a target with eight layers, GQA and a list of EOS tokens."""
+    path = tmp_path_factory.mktemp("targets") / "tiny"
     torch.manual_seed(1)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -121,9 +121,9 @@ def folder(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPath
     )
     model = LlamaForCausalLM(config)
     model.generation_config.eos_token_id = [END]
-    model.save_pretrained(place)
-    tokenizer.save_pretrained(place)
-    return place
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -138,16 +138,16 @@ def encode(tokenizer: PreTrainedTokenizerFast) -> TemplateEncoder:
 
 
 def sample(
-    folder: Path, asks: list[ReplyPrompt], file: Path, rows: HiddenStateFiles | None = None
+    folder: Path, prompts: list[ReplyPrompt], file: Path, rows: HiddenStateFiles | None = None
 ) -> dict[int, TrainingReply]:
     def target() -> Decoder:
         return load_decoder(folder, name="target")
 
-    return sample_replies(target, asks, {END}, file, 0, rows=rows)
+    return sample_replies(target, prompts, {END}, file, 0, rows=rows)
 
 
-def placed(folder: Path) -> list[tuple[int, int]]:
-    """The first row of each reply, by what it says, and how many rows are read."""
+def find_rows(folder: Path) -> list[tuple[int, int]]:
+    """Return the first row of each reply, by its text, and the number of rows."""
     found = sorted(
         load_replies(folder / "replies.jsonl"), key=lambda reply: (*reply.prompt, -1, *reply.answer)
     )
@@ -155,18 +155,20 @@ def placed(folder: Path) -> list[tuple[int, int]]:
 
 
 @pytest.fixture(scope="module")
-def asks(encode: TemplateEncoder) -> list[ReplyPrompt]:
+def prompts(encode: TemplateEncoder) -> list[ReplyPrompt]:
     return make_magpie_prompts(encode, PROBLEMS, 0, 40)
 
 
 @pytest.fixture(scope="module")
-def made(folder: Path, asks: list[ReplyPrompt], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def replies_file(
+    folder: Path, prompts: list[ReplyPrompt], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     file = tmp_path_factory.mktemp("replies") / "replies.jsonl"
-    assert sample(folder, asks, file)
+    assert sample(folder, prompts, file)
     return file
 
 
-def replies_of(file: Path) -> list[TrainingReply]:
+def read_replies(file: Path) -> list[TrainingReply]:
     rows = sorted(map(json.loads, file.read_text().splitlines()), key=lambda row: row["chat"])
     return [TrainingReply(row["prompt"], row["answer"]) for row in rows]
 
@@ -174,15 +176,15 @@ def replies_of(file: Path) -> list[TrainingReply]:
 # ---- prompts and replies ------------------------------------------------------------------------
 
 
-def test_a_prompt_is_what_the_harness_renders(
+def test_a_training_prompt_equals_the_rendered_prompt(
     encode: TemplateEncoder, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     question = "How far is it?"
     assert encode.encode_prompt(question) == render_prompt(
         tokenizer, [("user", question)], raw=False
     )
-    whole = [*encode.question_prefix, *encode.encode_text(question), *encode.answer_prefix]
-    assert tokenizer.decode(whole) == tokenizer.decode(encode.encode_prompt(question))
+    expected = [*encode.question_prefix, *encode.encode_text(question), *encode.answer_prefix]
+    assert tokenizer.decode(expected) == tokenizer.decode(encode.encode_prompt(question))
     assert encode.answer_prefix[0] == END
 
 
@@ -192,18 +194,20 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer: PreTrainedTokenize
         TemplateEncoder(bare, frozenset({END}))
 
 
-def test_more_asks_begin_with_the_same(encode: TemplateEncoder, asks: list[ReplyPrompt]) -> None:
-    assert make_magpie_prompts(encode, PROBLEMS, 0, 60)[:40] == asks
-    assert sum(not ask.question_end for ask in asks) == 10
-    own = [ask for ask in asks if ask.question_end]
+def test_a_longer_list_of_questions_begins_with_the_shorter_one(
+    encode: TemplateEncoder, prompts: list[ReplyPrompt]
+) -> None:
+    assert make_magpie_prompts(encode, PROBLEMS, 0, 60)[:40] == prompts
+    assert sum(not ask.question_end for ask in prompts) == 10
+    own = [ask for ask in prompts if ask.question_end]
     assert {ask.greedy for ask in own} == {True, False}
-    begun = {tuple(ask.ids[len(encode.question_prefix) :]) for ask in own}
+    starts = {tuple(ask.ids[len(encode.question_prefix) :]) for ask in own}
     openings = {tuple(encode.encode_text(text)) for text in OPENINGS}
-    assert () in begun
-    assert 5 < len(begun - {()}) == len(begun & openings)
+    assert () in starts
+    assert 5 < len(starts - {()}) == len(starts & openings)
 
 
-def test_a_target_that_ends_turns_by_text_is_asked_problems_alone(
+def test_a_template_without_turn_tokens_gets_only_problems(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     plain = PreTrainedTokenizerFast(
@@ -216,7 +220,7 @@ def test_a_target_that_ends_turns_by_text_is_asked_problems_alone(
         make_magpie_prompts(encode, [], 0, 9)
 
 
-def test_a_template_that_fails_or_another_familys_tokenizer_is_an_error_of_the_user(
+def test_a_failing_template_or_foreign_tokenizer_is_a_usage_error(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     plain = PreTrainedTokenizerFast(
@@ -229,14 +233,18 @@ def test_a_template_that_fails_or_another_familys_tokenizer_is_an_error_of_the_u
         Encoder(plain)
 
 
-def test_greedy_answers_are_what_transformers_generates(
-    made: Path, asks: list[ReplyPrompt], target: LlamaForCausalLM
+def test_greedy_answers_equal_those_of_transformers(
+    replies_file: Path, prompts: list[ReplyPrompt], target: LlamaForCausalLM
 ) -> None:
-    replies = [r for r, ask in zip(replies_of(made), asks, strict=True) if ask.greedy and r.answer]
+    replies = [
+        r
+        for r, ask in zip(read_replies(replies_file), prompts, strict=True)
+        if ask.greedy and r.answer
+    ]
     assert len(replies) > 9
     for prompt, answer, _ in replies:
         ids = torch.tensor([prompt])
-        theirs = target.generate(
+        output = target.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=12,
@@ -244,23 +252,27 @@ def test_greedy_answers_are_what_transformers_generates(
             eos_token_id=END,
             pad_token_id=END,
         )
-        assert theirs[0, len(prompt) :].tolist() == answer
+        assert output[0, len(prompt) :].tolist() == answer
 
 
-def test_a_question_of_its_own_stands_where_the_users_would(
-    made: Path, asks: list[ReplyPrompt], encode: TemplateEncoder
+def test_a_self_generated_question_takes_the_place_of_the_user_message(
+    replies_file: Path, prompts: list[ReplyPrompt], encode: TemplateEncoder
 ) -> None:
-    own = [reply for reply, ask in zip(replies_of(made), asks, strict=True) if ask.question_end]
-    answered = [reply.prompt for reply in own if reply.answer]
-    assert 0 < len(answered) < len(own)  # a question that does not end leads to no answer
-    assert len({tuple(prompt) for prompt in answered}) == len(answered)
+    own = [
+        reply
+        for reply, ask in zip(read_replies(replies_file), prompts, strict=True)
+        if ask.question_end
+    ]
+    own_prompts = [reply.prompt for reply in own if reply.answer]
+    assert 0 < len(own_prompts) < len(own)  # an unfinished question gets no answer
+    assert len({tuple(prompt) for prompt in own_prompts}) == len(own_prompts)
     first, last = len(encode.question_prefix), len(encode.answer_prefix)
-    for prompt in answered:
+    for prompt in own_prompts:
         assert (prompt[:first], prompt[-last:]) == (encode.question_prefix, encode.answer_prefix)
         assert END not in prompt[first:-last]
 
 
-def test_an_answer_is_drawn_as_likely_as_the_target_says(
+def test_answers_follow_the_target_distribution(
     folder: Path, target: LlamaForCausalLM, encode: TemplateEncoder, tmp_path: Path
 ) -> None:
     prompt, n = encode.encode_prompt("And?"), 1500
@@ -269,55 +281,59 @@ def test_an_answer_is_drawn_as_likely_as_the_target_says(
         found = sample(folder, [ReplyPrompt(prompt)] * n, tmp_path / "replies.jsonl")
     counts = torch.bincount(torch.tensor([r.answer[0] for r in found.values()]), minlength=280)
     chances = target(torch.tensor([prompt])).logits[0, -1].softmax(-1)
-    often = chances * n > 8
-    z_scores = (counts - chances * n)[often] / (chances * n * (1 - chances))[often].sqrt()
-    assert often.sum() > 5
+    frequent = chances * n > 8
+    z_scores = (counts - chances * n)[frequent] / (chances * n * (1 - chances))[frequent].sqrt()
+    assert frequent.sum() > 5
     assert z_scores.abs().max() < 4.5
 
 
-def test_replies_of_a_killed_run_are_kept_and_the_rest_is_the_same(
-    made: Path, folder: Path, asks: list[ReplyPrompt], tmp_path: Path
+def test_a_resumed_run_keeps_its_replies_and_completes_them(
+    replies_file: Path, folder: Path, prompts: list[ReplyPrompt], tmp_path: Path
 ) -> None:
-    file, whole = tmp_path / "replies.jsonl", made.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])  # in the middle of a line
-    sample(folder, asks, file)
-    assert replies_of(file) == replies_of(made)
+    file, content = tmp_path / "replies.jsonl", replies_file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])  # cut in the middle of a line
+    sample(folder, prompts, file)
+    assert read_replies(file) == read_replies(replies_file)
 
 
 def test_two_processes_do_not_write_the_same_replies(
-    made: Path, folder: Path, asks: list[ReplyPrompt], tmp_path: Path
+    replies_file: Path, folder: Path, prompts: list[ReplyPrompt], tmp_path: Path
 ) -> None:
     file = tmp_path / "replies.jsonl"
-    file.write_bytes(made.read_bytes())
+    file.write_bytes(replies_file.read_bytes())
     with FileLock(f"{file}.lock"):
-        assert sample(folder, asks, file)  # nothing lacks: nothing is written
+        assert sample(folder, prompts, file)  # all replies exist, so nothing is written
         with pytest.raises(UsageError, match="another process"):
-            sample(folder, [*asks, asks[0]], file)
+            sample(folder, [*prompts, prompts[0]], file)
 
 
-# ---- rows that are kept -------------------------------------------------------------------------
+# ---- stored hidden states -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def seen(folder: Path, asks: list[ReplyPrompt], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Replies made while rows of three layers were kept."""
-    place = tmp_path_factory.mktemp("seen")
-    sample(folder, asks, place / "replies.jsonl", HiddenStateFiles(place, CAPTURED_LAYERS, 16))
-    return place
+def stored(
+    folder: Path, prompts: list[ReplyPrompt], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Generate replies and store the hidden states of three layers."""
+    out = tmp_path_factory.mktemp("seen")
+    sample(folder, prompts, out / "replies.jsonl", HiddenStateFiles(out, CAPTURED_LAYERS, 16))
+    return out
 
 
-def test_rows_kept_while_replies_are_made_are_the_targets(
-    seen: Path, made: Path, target: LlamaForCausalLM
+def test_hidden_states_stored_with_replies_are_the_target_s(
+    stored: Path, replies_file: Path, target: LlamaForCausalLM
 ) -> None:
-    replies = load_replies(seen / "replies.jsonl")
-    assert replies_of(seen / "replies.jsonl") == replies_of(made)
-    rows, best = HiddenStateFiles(seen, CAPTURED_LAYERS, 16).open_arrays()
+    replies = load_replies(stored / "replies.jsonl")
+    assert read_replies(stored / "replies.jsonl") == read_replies(replies_file)
+    rows, best = HiddenStateFiles(stored, CAPTURED_LAYERS, 16).open_arrays()
     assert len(rows) == len(best) == sum(reply.size for reply in replies)
     for reply in replies:
         ids = torch.tensor([[*reply.prompt, *reply.answer]])
         read = run_target(target, ids, CAPTURED_LAYERS)
         true = torch.cat([read.features, read.normed], -1)[0, :-1]
-        span = slice(reply.first_row, reply.first_row + reply.size - 1)  # the last token is not fed
+        span = slice(
+            reply.first_row, reply.first_row + reply.size - 1
+        )  # the target does not process the last token
         torch.testing.assert_close(torch.tensor(rows[span]).float(), true, atol=1e-4, rtol=1e-3)
         two = target.lm_head(read.normed)[0, :-1].topk(2)
         clear = two.values[:, 0] - two.values[:, 1] > 1e-4
@@ -325,38 +341,41 @@ def test_rows_kept_while_replies_are_made_are_the_targets(
 
 
 @pytest.mark.parametrize("cut", [1, 2])
-def test_rows_of_a_killed_run_stay_beside_their_replies(
-    cut: int, seen: Path, folder: Path, asks: list[ReplyPrompt], tmp_path: Path
+def test_resumed_replies_keep_their_hidden_states(
+    cut: int, stored: Path, folder: Path, prompts: list[ReplyPrompt], tmp_path: Path
 ) -> None:
-    shutil.copytree(seen, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(stored, tmp_path, dirs_exist_ok=True)
     file, rows = tmp_path / "replies.jsonl", next(tmp_path.glob("*.f16"))
-    file.write_bytes(file.read_bytes()[:-9])  # rows of a reply that is not whole
-    if cut == 2:  # and rows that lack
+    file.write_bytes(file.read_bytes()[:-9])  # the last line is incomplete, its rows exist
+    if cut == 2:  # rows are missing too
         rows.write_bytes(rows.read_bytes()[:5000])
-    sample(folder, asks, file, HiddenStateFiles(tmp_path, CAPTURED_LAYERS, 16))
-    ours, theirs = (
-        HiddenStateFiles(place, CAPTURED_LAYERS, 16).open_arrays()[0] for place in (tmp_path, seen)
+    sample(folder, prompts, file, HiddenStateFiles(tmp_path, CAPTURED_LAYERS, 16))
+    resumed_rows, stored_rows = (
+        HiddenStateFiles(where, CAPTURED_LAYERS, 16).open_arrays()[0]
+        for where in (tmp_path, stored)
     )
-    pairs = zip(placed(tmp_path), placed(seen), strict=True)
-    for (at, n), (there, _) in pairs:
-        mine, others = ours[at : at + n], theirs[there : there + n]
-        torch.testing.assert_close(torch.tensor(mine), torch.tensor(others), atol=2e-3, rtol=2e-3)
+    pairs = zip(find_rows(tmp_path), find_rows(stored), strict=True)
+    for (at, n), (stored_at, _) in pairs:
+        row, stored_row = resumed_rows[at : at + n], stored_rows[stored_at : stored_at + n]
+        torch.testing.assert_close(
+            torch.tensor(row), torch.tensor(stored_row), atol=2e-3, rtol=2e-3
+        )
 
 
 @pytest.mark.parametrize("captured_layers", [(-1,), (1, 4, 7)])
-def test_kept_rows_are_the_targets(
+def test_cached_hidden_states_give_the_target_output(
     captured_layers: tuple[int, ...],
-    made: Path,
+    replies_file: Path,
     target: LlamaForCausalLM,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In fp32, whatever the processor multiplies: what is left is the rounding of the file."""
+    """Compute in fp32, so that only the file's rounding to fp16 differs."""
     monkeypatch.setattr(head_losses, "autocast", lambda _: nullcontext())
-    replies, files = load_replies(made), HiddenStateFiles(tmp_path, captured_layers, 16)
+    replies, files = load_replies(replies_file), HiddenStateFiles(tmp_path, captured_layers, 16)
     CachedTargetOutput(files, target, captured_layers, replies[:3])
     file = next(tmp_path.glob("*.f16"))
-    file.write_bytes(file.read_bytes()[:-7])  # a run that was killed
+    file.write_bytes(file.read_bytes()[:-7])  # as a killed run leaves it
     with files.lock(), pytest.raises(UsageError, match="another process"):
         CachedTargetOutput(
             HiddenStateFiles(tmp_path, captured_layers, 16), target, captured_layers, replies
@@ -371,24 +390,26 @@ def test_kept_rows_are_the_targets(
     read, real = cached.get_output(batch), batch.weights > 0
     torch.testing.assert_close(read.features[real], true.features[real], atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(read.normed[real], true.normed[real], atol=2e-3, rtol=2e-3)
-    ours, theirs = (
+    cached_prediction, prediction = (
         cached.predict(batch, read.normed, draft_ids),
         predict_target(target, true.normed, draft_ids),
     )
-    torch.testing.assert_close(ours.logits[real], theirs.logits[real], atol=5e-3, rtol=5e-3)
-    assert torch.equal(ours.draftable[real], theirs.draftable[real])
+    torch.testing.assert_close(
+        cached_prediction.logits[real], prediction.logits[real], atol=5e-3, rtol=5e-3
+    )
+    assert torch.equal(cached_prediction.draftable[real], prediction.draftable[real])
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["eagle", "mtp"])
-def test_a_head_begins_as_the_best_linear_guess_of_the_targets_next_row(
-    kind: str, made: Path, target: LlamaForCausalLM
+def test_a_head_starts_as_the_linear_regression_of_the_next_hidden_state(
+    kind: str, replies_file: Path, target: LlamaForCausalLM
 ) -> None:
     torch.manual_seed(0)
     target, norm = deepcopy(target), torch.rand(16) + 0.5
     target.model.norm.weight.copy_(norm)
     texts = []
-    for reply in load_replies(made):
+    for reply in load_replies(replies_file):
         ids = torch.tensor([*reply.prompt, *reply.answer])
         rows = run_target(target, ids[None], (-1,)).normed[0]
         texts.append((ids, rows, rows))
@@ -396,17 +417,17 @@ def test_a_head_begins_as_the_best_linear_guess_of_the_targets_next_row(
     head = get_head_classes()[kind](shape, {}, ("fc.bias",) if kind == "eagle" else ())
     head.init_weights(0.2)
     init_from_least_squares(head, target, texts)
-    reads, wanted = [], []
+    reads, next_rows = [], []
     for ids, rows, _ in texts:
         embedded = target.model.embed_tokens(ids[1:-1])
         reads.append(head.linear_input(embedded, rows[:-2]).double())
-        wanted.append(rows[1:-1].double())
-    x, y = torch.cat(reads).numpy(), torch.cat(wanted).numpy()
+        next_rows.append(rows[1:-1].double())
+    x, y = torch.cat(reads).numpy(), torch.cat(next_rows).numpy()
     ridge = numpy.sqrt(RIDGE * numpy.mean(numpy.diagonal(x.T @ x))) * numpy.eye(x.shape[1])
     none = numpy.zeros((x.shape[1], 16))
     found = numpy.linalg.lstsq(numpy.vstack([x, ridge]), numpy.vstack([y, none]))[0]
     foreseen = torch.tensor(x @ found).float()
-    if kind == "mtp":  # which ends in a norm, so its rows have the size of the target's
+    if kind == "mtp":  # an MTP head ends in a norm, so its rows have the norm of the target's
         inner = foreseen / norm
         foreseen = norm * inner * (inner.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
     ids, rows, _ = texts[0]
@@ -430,40 +451,44 @@ def trainer(out: Path, folder: Path, kill_after: int | None = None) -> HeadTrain
 
 
 @pytest.fixture(scope="module")
-def answered(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The replies that all of these trainings read, and their measures."""
+def replies_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Generate the replies that all of these trainings share."""
     out = tmp_path_factory.mktemp("answered")
-    made = trainer(out, folder)
-    assert made.make_replies()
-    assert made.held_out
+    own_trainer = trainer(out, folder)
+    assert own_trainer.make_replies()
+    assert own_trainer.held_out
     return out
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp", "falcon", "chimera"])
-def test_a_head_for_it_says_a_part_of_the_vocabulary_whether_stopped_or_not(
-    kind: str, folder: Path, answered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_resumed_head_with_a_cut_vocabulary_equals_an_uninterrupted_one(
+    kind: str, folder: Path, replies_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_trainer, "MEASURE_INTERVAL", 2)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for out in (whole, parts):
-        shutil.copytree(answered, out)
-    plan = trainer(whole, folder).get_schedule(get_head_classes()[kind])
+    straight_dir, resumed_dir = tmp_path / "whole", tmp_path / "parts"
+    for out in (straight_dir, resumed_dir):
+        shutil.copytree(replies_folder, out)
+    plan = trainer(straight_dir, folder).get_schedule(get_head_classes()[kind])
     stages = tuple(replace(stage, steps=4, sequences=1, length=400) for stage in plan.stages)
     assert isinstance(plan, HeadSchedule)
     plan = replace(plan, stages=stages, warmup_steps=1, draft_vocab_size=100)
-    straight = trainer(whole, folder).train(plan, "ttt")
+    straight = trainer(straight_dir, folder).train(plan, "ttt")
     with pytest.raises(Killed):
-        trainer(parts, folder, kill_after=3).train(plan, "ttt")
-    resumed = trainer(parts, folder).train(plan, "ttt")
+        trainer(resumed_dir, folder, kill_after=3).train(plan, "ttt")
+    resumed = trainer(resumed_dir, folder).train(plan, "ttt")
     assert (resumed.curve, resumed.mat) == (straight.curve, straight.mat)
-    ours, theirs = (load_file(out / plan.name / "model.safetensors") for out in (whole, parts))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    straight_weights, resumed_weights = (
+        load_file(out / plan.name / "model.safetensors") for out in (straight_dir, resumed_dir)
+    )
+    assert all(
+        torch.equal(straight_weights[name], resumed_weights[name]) for name in straight_weights
+    )
     assert plan.name == f"tiny-{kind}"
     decoder = load_decoder(folder, name="target")
     decoding = (EagleHead, Eagle3Head, MtpHead, FalconHead, ChimeraHead)
     loads: Any = next(each for each in decoding if each.kind == kind)
-    logits = loads.load(whole / plan.name, {"target": decoder}).unembed(torch.ones(1, 16))
-    assert logits.isfinite().sum() == len(ours["d2t"]) == 100
+    logits = loads.load(straight_dir / plan.name, {"target": decoder}).unembed(torch.ones(1, 16))
+    assert logits.isfinite().sum() == len(straight_weights["d2t"]) == 100
 
 
 def aligner(out: Path, folder: Path, kill_after: int | None = None) -> Aligner:
@@ -472,44 +497,54 @@ def aligner(out: Path, folder: Path, kill_after: int | None = None) -> Aligner:
     return Aligner(**settings, layers=3, begin="ends", vocabulary=100)
 
 
-def test_a_draft_of_its_layers_says_a_part_of_the_vocabulary_whether_stopped_or_not(
-    folder: Path, target: LlamaForCausalLM, answered: Path, tmp_path: Path
+def test_a_resumed_layer_draft_with_a_cut_vocabulary_equals_an_uninterrupted_one(
+    folder: Path, target: LlamaForCausalLM, replies_folder: Path, tmp_path: Path
 ) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for out in (whole, parts):
-        shutil.copytree(answered, out)
-    plan = make_alignment("kl", "kl", "target", 1.0, 4, aligner(whole, folder).length)
+    straight_dir, resumed_dir = tmp_path / "whole", tmp_path / "parts"
+    for out in (straight_dir, resumed_dir):
+        shutil.copytree(replies_folder, out)
+    plan = make_alignment("kl", "kl", "target", 1.0, 4, aligner(straight_dir, folder).length)
     plan = replace(plan, stages=(replace(plan.stages[0], sequences=1, length=400),))
-    straight = aligner(whole, folder).align(plan)
+    straight = aligner(straight_dir, folder).align(plan)
     with pytest.raises(Killed):
-        aligner(parts, folder, kill_after=3).align(plan)
-    resumed = aligner(parts, folder).align(plan)
+        aligner(resumed_dir, folder, kill_after=3).align(plan)
+    resumed = aligner(resumed_dir, folder).align(plan)
     assert (resumed.curve, resumed.mat) == (straight.curve, straight.mat)
-    ours, theirs = (load_file(out / "kl" / "model.safetensors") for out in (whole, parts))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    facts = json.loads((whole / "kl" / "alignment.json").read_text())
-    assert (facts["start"], facts["vocabulary"]) == ("layers 0, 1, 7 of the target", "100")
-    # What is the target's stays so, row by row; the layers learn.
-    target_weights, output_ids = target.state_dict(), torch.arange(100) + ours["d2t"]
-    assert torch.equal(
-        ours["model.embed_tokens.weight"], target_weights["model.embed_tokens.weight"].half()
+    straight_weights, resumed_weights = (
+        load_file(out / "kl" / "model.safetensors") for out in (straight_dir, resumed_dir)
     )
-    assert torch.equal(ours["lm_head.weight"], target_weights["lm_head.weight"].half()[output_ids])
+    assert all(
+        torch.equal(straight_weights[name], resumed_weights[name]) for name in straight_weights
+    )
+    facts = json.loads((straight_dir / "kl" / "alignment.json").read_text())
+    assert (facts["start"], facts["vocabulary"]) == ("layers 0, 1, 7 of the target", "100")
+    # Embeddings and output rows of the target do not change. The layers are trained.
+    target_weights, output_ids = target.state_dict(), torch.arange(100) + straight_weights["d2t"]
+    assert torch.equal(
+        straight_weights["model.embed_tokens.weight"],
+        target_weights["model.embed_tokens.weight"].half(),
+    )
+    assert torch.equal(
+        straight_weights["lm_head.weight"], target_weights["lm_head.weight"].half()[output_ids]
+    )
     learnt, began = (
         each[f"model.layers.{at}.mlp.up_proj.weight"]
-        for each, at in ((ours, 2), (target_weights, 7))
+        for each, at in ((straight_weights, 2), (target_weights, 7))
     )
     assert 0 < (learnt - began).abs().max() < 0.1
-    draft = load_decoder(whole / "kl", name="draft")
+    draft = load_decoder(straight_dir / "kl", name="draft")
     logits = draft.forward(Tokens(torch.tensor([[5, 6]])), draft.new_state(2)).logits
     assert logits is not None and logits.shape[-1] == target.config.vocab_size
     assert torch.equal(logits[0, 0].isfinite().nonzero()[:, 0], output_ids)
     assert draft.n_layers == 3
-    # Trained further, it keeps them; from random weights of its shape there is nothing to
-    # keep.
+    # Further training freezes embeddings and output. Training from random weights freezes
+    # nothing.
     assert facts["frozen"] == ["embeddings", "output"]
     further = replace(
-        aligner(tmp_path / "further", folder), layers=0, vocabulary=None, draft=lambda: whole / "kl"
+        aligner(tmp_path / "further", folder),
+        layers=0,
+        vocabulary=None,
+        draft=lambda: straight_dir / "kl",
     )
     stays = {
         name
@@ -520,24 +555,26 @@ def test_a_draft_of_its_layers_says_a_part_of_the_vocabulary_whether_stopped_or_
     assert further._freezes_embeddings and not replace(further, pretrain=1)._freezes_embeddings
 
 
-def test_a_draft_of_all_its_layers_that_says_everything_is_the_target(
-    folder: Path, answered: Path
+def test_a_draft_of_all_layers_and_tokens_equals_the_target(
+    folder: Path, replies_folder: Path
 ) -> None:
-    made = replace(aligner(answered, folder), layers=8, vocabulary=None)
-    estimate = made._estimate(made._make_initial_model(), 0)
+    whole_aligner = replace(aligner(replies_folder, folder), layers=8, vocabulary=None)
+    estimate = whole_aligner._estimate(whole_aligner._make_initial_model(), 0)
     assert estimate.alpha == pytest.approx(1.0, abs=1e-4)
-    cut = replace(made, vocabulary=100)
+    cut = replace(whole_aligner, vocabulary=100)
     assert 0 < cut._estimate(cut._make_initial_model(), 0).alpha < estimate.alpha
 
 
-def test_layers_that_it_has_not_are_refused(folder: Path, answered: Path) -> None:
+def test_more_layers_than_the_target_has_are_refused(folder: Path, replies_folder: Path) -> None:
     with pytest.raises(UsageError, match=r"a draft with 9 layers cannot be made from tiny.* has 8"):
-        replace(aligner(answered, folder), layers=9)._make_initial_model()
+        replace(aligner(replies_folder, folder), layers=9)._make_initial_model()
 
 
-def test_a_target_without_a_draft_is_told_how_one_is_made(folder: Path, answered: Path) -> None:
+def test_a_target_without_a_draft_names_the_command_that_makes_one(
+    folder: Path, replies_folder: Path
+) -> None:
     with pytest.raises(UsageError, match="has no default draft model") as caught:
-        replace(aligner(answered, folder), layers=0)._make_initial_model()
+        replace(aligner(replies_folder, folder), layers=0)._make_initial_model()
     assert "--layers 2" in (caught.value.hint or "")
 
 
@@ -550,7 +587,7 @@ def test_a_target_of_another_kind_is_refused(folder: Path, tmp_path: Path) -> No
         trainer(tmp_path / "out", other).get_schedule(get_head_classes()["eagle"])
 
 
-def test_the_commands_train_for_it(
+def test_the_commands_train_heads_and_drafts_for_the_target(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specbench_cli.training.replies.MAX_ANSWER", 4)

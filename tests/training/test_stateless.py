@@ -1,4 +1,4 @@
-"""Heads without a state in training: what each level learns, what is left, what is refused."""
+"""Training of heads without a KV state: levels, loss, output files and errors."""
 
 import json
 from dataclasses import replace
@@ -45,11 +45,11 @@ BEGIN, VOCABULARY, LENGTH = 3, 40, 24
 
 
 class Killed(Exception):
-    """Stands for a signal in the middle of a run."""
+    """Exception in place of a signal during a run."""
 
 
 class Lines(FeatureHead):
-    """A linear map a level, over two of the target's layers."""
+    """Head with one linear map per level over two target layers."""
 
     kind = "lines"
     captured_layers = (1, -1)
@@ -63,7 +63,7 @@ class Lines(FeatureHead):
 
 
 class Sequential(Lines):
-    """What is not logits of levels."""
+    """Head that does not return logits per level."""
 
     def forward(self, rows: Tensor) -> Tensor:
         return super().forward(rows)[0]
@@ -86,9 +86,9 @@ def target() -> LlamaForCausalLM:
 
 
 def text(seed: int = 0, chats: tuple[int, ...] = (11, 13)) -> Tensor:
-    """Chats of these lengths packed into one sequence [1, LENGTH + 1]."""
-    drawn = torch.Generator().manual_seed(seed)
-    ids = torch.randint(5, VOCABULARY, (1, sum(chats) + 1), generator=drawn)
+    """Return chats of these lengths, packed into one sequence `[1, LENGTH + 1]`."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, VOCABULARY, (1, sum(chats) + 1), generator=generator)
     first = 0
     for length in chats:
         ids[0, first] = BEGIN
@@ -96,7 +96,7 @@ def text(seed: int = 0, chats: tuple[int, ...] = (11, 13)) -> Tensor:
     return ids
 
 
-def test_a_level_is_about_the_token_as_far_behind_the_next(target: LlamaForCausalLM) -> None:
+def test_level_k_predicts_the_token_k_places_after_the_next(target: LlamaForCausalLM) -> None:
     head, ids = Lines(TorchTarget(target)), text()[:, :-1]
     slots = torch.tensor([[2, 9, 15]])
     with torch.no_grad():
@@ -107,7 +107,7 @@ def test_a_level_is_about_the_token_as_far_behind_the_next(target: LlamaForCausa
     for level, step in enumerate(steps):
         torch.testing.assert_close(step.logits[0], logits[level])
         assert step.positions.tolist() == [[3 + level, 10 + level, 16 + level]]
-    assert [step.valid.tolist() for step in steps] == [  # slot 9's chat ends with place 10
+    assert [step.valid.tolist() for step in steps] == [  # the chat of slot 9 ends at position 10
         [[True, True, True]],
         [[True, False, True]],
         [[True, False, True]],
@@ -124,19 +124,19 @@ def test_the_loss_is_the_cross_entropy_to_the_targets_distributions(
     loss = head_loss(head, target, Objective(steps=3, decay=0.5), fast=False)(batch)
     with torch.no_grad(), autocast(ids.device):
         read = run_target(target, batch.inputs, head.captured_layers, batch.starts)
-        wanted = target.lm_head(read.normed).float()[0].softmax(-1)
+        target_probs = target.lm_head(read.normed).float()[0].softmax(-1)
         logits = head(read.features[0]).float().log_softmax(-1)
     total = 0.0
     for level, share in enumerate((1.0, 0.5, 0.25)):
-        at = torch.arange(10 + level, 15)  # drafted from slots 9 to 13, before the answer's tokens
-        each = -(wanted[at] * logits[level, at - level - 1]).sum(-1)
+        at = torch.arange(10 + level, 15)  # slots 9 to 13 draft these tokens
+        each = -(target_probs[at] * logits[level, at - level - 1]).sum(-1)
         total += share * float(each.mean())
     assert loss.item() == pytest.approx(total / 1.75, rel=2e-3)
     torch.autograd.backward(loss)
     assert head.maps.grad is not None
 
 
-def test_a_head_that_foresees_the_text_is_estimated_to_reach_its_depth(
+def test_a_perfect_head_has_acceptance_1_up_to_its_depth(
     target: LlamaForCausalLM,
 ) -> None:
     ids = torch.tensor([text(chats=(LENGTH,))[0, :-1].tolist()])
@@ -155,7 +155,7 @@ def test_a_head_that_foresees_the_text_is_estimated_to_reach_its_depth(
     assert found.accepted[:3] == [1.0, 1.0, 0.0]
 
 
-def test_what_says_no_levels_is_refused(target: LlamaForCausalLM) -> None:
+def test_a_head_without_logits_per_level_is_refused(target: LlamaForCausalLM) -> None:
     with pytest.raises(UsageError, match=r"returns the shape \[1, 40\] .* \[levels, 1, 40\]"):
         build_stateless_head(Sequential, target, 0)
 
@@ -165,12 +165,12 @@ def test_what_says_no_levels_is_refused(target: LlamaForCausalLM) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that was never trained, with the family's tokenizer."""
-    place = tmp_path_factory.mktemp("targets") / "tiny"
+    """Return the folder of a tiny untrained model with the embedded family's tokenizer."""
+    path = tmp_path_factory.mktemp("targets") / "tiny"
     recipe = replace(family.TARGET, hidden=16, layers=4, heads=2, mlp=24)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(resolve("embedded").path)
-    family.export(family.build(recipe, 0, torch.device("cpu")), tokenizer, place)
-    return place
+    family.export(family.build(recipe, 0, torch.device("cpu")), tokenizer, path)
+    return path
 
 
 @pytest.fixture(autouse=True)
@@ -183,11 +183,11 @@ def run(out: Path, target: Path, *more: str) -> Any:
     return CliRunner().invoke(app, ["head", *options], catch_exceptions=False)
 
 
-def test_the_command_leaves_a_head_that_the_method_takes(tmp_path: Path, folder: Path) -> None:
+def test_the_command_writes_a_head_that_the_method_loads(tmp_path: Path, folder: Path) -> None:
     assert run(tmp_path, folder, "--plugin", str(FILE)).exit_code == 0
-    (wanted,) = registry.build("linear", {}).artifacts()
+    (artifact,) = registry.build("linear", {}).artifacts()
     decoder = load_decoder(folder, name="target")
-    head = wanted.kind.load(tmp_path / "linear", {"target": decoder})
+    head = artifact.kind.load(tmp_path / "linear", {"target": decoder})
     assert head(torch.randn(2, 16)).shape == (3, 2, decoder.vocab_size)
     facts = json.loads((tmp_path / "linear" / "config.json").read_text())["specbench"]
     sha = Weights(folder).sha256()
@@ -207,24 +207,30 @@ def trainer(out: Path, target: Path, kill_after: int | None = None) -> HeadTrain
     return HeadTrainer(out, target, [], 0, device, 8, n_held_out=4, fast=False, report=report)
 
 
-def test_a_killed_and_resumed_training_equals_one_without_a_stop(
+def test_a_resumed_training_equals_an_uninterrupted_one(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_trainer, "MEASURE_INTERVAL", 2)
     schedule = make_stateless_schedule(Lines)
     stages = tuple(replace(stage, steps=3, sequences=1, length=256) for stage in schedule.stages)
     schedule = replace(schedule, stages=stages, warmup_steps=1)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    straight = trainer(whole, folder).train_stateless(Lines, schedule)
+    straight_dir, resumed_dir = tmp_path / "whole", tmp_path / "parts"
+    straight = trainer(straight_dir, folder).train_stateless(Lines, schedule)
     with pytest.raises(Killed):
-        trainer(parts, folder, kill_after=3).train_stateless(Lines, schedule)
-    resumed = trainer(parts, folder).train_stateless(Lines, schedule)
+        trainer(resumed_dir, folder, kill_after=3).train_stateless(Lines, schedule)
+    resumed = trainer(resumed_dir, folder).train_stateless(Lines, schedule)
     assert (resumed.curve, resumed.mat) == (straight.curve, straight.mat)
-    ours, theirs = (load_file(out / "lines" / "model.safetensors") for out in (whole, parts))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    straight_weights, resumed_weights = (
+        load_file(out / "lines" / "model.safetensors") for out in (straight_dir, resumed_dir)
+    )
+    assert all(
+        torch.equal(straight_weights[name], resumed_weights[name]) for name in straight_weights
+    )
 
 
-def test_an_interrupted_training_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_training_prints_its_resume_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(KeyboardInterrupt), show_bars():
         raise KeyboardInterrupt
     assert (
@@ -234,7 +240,7 @@ def test_an_interrupted_training_says_how_to_go_on(capsys: pytest.CaptureFixture
     )
 
 
-def test_a_method_without_such_a_head_is_a_usage_error(tmp_path: Path, folder: Path) -> None:
+def test_a_method_without_a_stateless_head_is_a_usage_error(tmp_path: Path, folder: Path) -> None:
     file = tmp_path / "several.py"
     file.write_text(
         "from specbench_cli.api import Method\n"

@@ -1,4 +1,4 @@
-"""A target that is fine-tuned beside its masks: the loss, the files, and what they are added to."""
+"""Fine-tuning of a target with its mask tokens: the loss, the files, and loading them."""
 
 import json
 from dataclasses import replace
@@ -27,27 +27,27 @@ CPU = torch.device("cpu")
 
 
 class Killed(Exception):
-    """Stands for a signal in the middle of a run."""
+    """Exception in place of a signal during a run."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that was never trained, with the family's tokenizer."""
-    place = tmp_path_factory.mktemp("targets") / "tiny"
+    """Return the folder of a tiny untrained model with the embedded family's tokenizer."""
+    folder = tmp_path_factory.mktemp("targets") / "tiny"
     recipe = replace(family.TARGET, hidden=16, layers=2, heads=2, mlp=24)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(resolve("embedded").path)
-    family.export(family.build(recipe, 0, CPU), tokenizer, place)
-    return place
+    family.export(family.build(recipe, 0, CPU), tokenizer, folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)
-def _apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("specbench_cli.training.replies.MAX_ANSWER", 8)
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
 
 
-def stirred(model: LlamaForCausalLM, rank: int = 2) -> dict[str, tuned.LowRankUpdate]:
-    """Additions that add something."""
+def add_random_updates(model: LlamaForCausalLM, rank: int = 2) -> dict[str, tuned.LowRankUpdate]:
+    """Add low-rank updates that are not zero to a model, and return them."""
     torch.manual_seed(1)
     parts = tuned.add_low_rank_updates(model, rank)
     with torch.no_grad():
@@ -58,7 +58,7 @@ def stirred(model: LlamaForCausalLM, rank: int = 2) -> dict[str, tuned.LowRankUp
     return parts
 
 
-def test_the_loss_is_that_of_every_token_and_of_every_mask(
+def test_the_loss_includes_every_token_and_every_mask(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuned, "N_MASK_GROUPS", 3)
@@ -78,7 +78,7 @@ def test_the_loss_is_that_of_every_token_and_of_every_mask(
             rows = model.model.embed_tokens(batch.inputs[:, : slot + 1])
             rows = torch.cat((rows, head.mask.expand(1, 2, -1)), 1)
             logits = model(inputs_embeds=rows, use_cache=False).logits[0, slot + 1 :].float()
-            for mask, row in enumerate(logits):  # mask j says the token behind its own place
+            for mask, row in enumerate(logits):  # mask j predicts the token after its own position
                 at = slot + 1 + mask
                 if at < 20:
                     total += float(weights[0, at] * F.cross_entropy(row, ids[0, at + 1]))
@@ -92,35 +92,35 @@ def test_the_loss_is_that_of_every_token_and_of_every_mask(
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.bfloat16])
-def test_a_fine_tuning_is_a_target_and_is_the_model_that_was_trained(
+def test_a_fine_tuned_target_loads_as_the_trained_model(
     folder: Path, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     base = tmp_path / "base"
     base.mkdir()
     for file in folder.iterdir():
         (base / file.name).write_bytes(file.read_bytes())
-    held = {name: each.to(dtype) for name, each in load_file(base / "model.safetensors").items()}
-    save_file(held, base / "model.safetensors", {"format": "pt"})
+    stored = {name: each.to(dtype) for name, each in load_file(base / "model.safetensors").items()}
+    save_file(stored, base / "model.safetensors", {"format": "pt"})
     model = load_model(base, CPU)
-    parts = stirred(model)
+    parts = add_random_updates(model)
     tuned.save_adapter(parts, tmp_path / "tuned", str(base))
     found = resolve(str(tmp_path / "tuned"))
     assert (found.label, found.heads) == ("tuned", {})
-    whole = load_file(found.path / "model.safetensors")
+    merged = load_file(found.path / "model.safetensors")
     for name, part in parts.items():
-        due = (held[f"{name}.weight"].double() + part.b.double() @ part.a.double()).to(dtype)
-        assert whole[f"{name}.weight"].equal(due)
-    same = [name for name in held if name.removesuffix(".weight") not in parts]
+        expected = (stored[f"{name}.weight"].double() + part.b.double() @ part.a.double()).to(dtype)
+        assert merged[f"{name}.weight"].equal(expected)
+    same = [name for name in stored if name.removesuffix(".weight") not in parts]
     assert same
-    assert all(whole[name].equal(held[name]) for name in same)
+    assert all(merged[name].equal(stored[name]) for name in same)
     if dtype == torch.float32:
         ids = torch.arange(5, 25)[None]
-        ours = load_model(found.path, CPU)(ids).logits
-        torch.testing.assert_close(ours, model(ids).logits, rtol=1e-4, atol=1e-4)
+        logits = load_model(found.path, CPU)(ids).logits
+        torch.testing.assert_close(logits, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("changed", "what"),
+    ("settings", "message"),
     [
         ({"use_dora": True}, "has use_dora True; only plain LoRA adapters"),
         ({"peft_type": "IA3"}, "has peft_type 'IA3'"),
@@ -133,36 +133,36 @@ def test_a_fine_tuning_is_a_target_and_is_the_model_that_was_trained(
         ({"lora_alpha": "32"}, "has lora_alpha '32'; it must be a number"),
     ],
 )
-def test_a_fine_tuning_of_another_kind_is_told_by_what_it_says(
-    folder: Path, tmp_path: Path, changed: dict[str, object], what: str
+def test_a_fine_tuning_of_another_kind_is_named(
+    folder: Path, tmp_path: Path, settings: dict[str, object], message: str
 ) -> None:
-    tuned.save_adapter(stirred(load_model(folder, CPU)), tmp_path, str(folder))
-    facts = json.loads((tmp_path / CONFIG).read_text()) | changed
+    tuned.save_adapter(add_random_updates(load_model(folder, CPU)), tmp_path, str(folder))
+    facts = json.loads((tmp_path / CONFIG).read_text()) | settings
     (tmp_path / CONFIG).write_text(json.dumps(facts))
-    with pytest.raises(UsageError, match=what):
+    with pytest.raises(UsageError, match=message):
         resolve(str(tmp_path))
 
 
 def test_additions_to_another_model_are_refused(folder: Path, tmp_path: Path) -> None:
-    tuned.save_adapter(stirred(load_model(folder, CPU)), tmp_path, str(folder))
+    tuned.save_adapter(add_random_updates(load_model(folder, CPU)), tmp_path, str(folder))
     parts = load_file(tmp_path / WEIGHTS)
     name = next(name for name in parts if name.endswith("q_proj.lora_B.weight"))
 
-    def written(held: dict[str, Tensor]) -> str:
-        save_file(held, tmp_path / WEIGHTS)
+    def save_updates(stored: dict[str, Tensor]) -> str:
+        save_file(stored, tmp_path / WEIGHTS)
         return str(tmp_path)
 
     with pytest.raises(
         UsageError, match=r"an update of shape \[7, 16\] for .*q_proj, which has shape \[16, 1"
     ):
-        resolve(written(parts | {name: torch.zeros(7, 2)}))
+        resolve(save_updates(parts | {name: torch.zeros(7, 2)}))
     more = {key.replace("layers.0", "layers.9"): each for key, each in parts.items()}
     with pytest.raises(UsageError, match=r"updates for 7 matrices that the model does not"):
-        resolve(written(more))
+        resolve(save_updates(more))
     assert not list((tmp_path / "cache" / "merged").glob("*.part"))
 
 
-def test_a_killed_and_resumed_fine_tuning_equals_one_without_a_stop(
+def test_a_resumed_fine_tuning_equals_an_uninterrupted_one(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specbench_cli.training.heads.trainer.MEASURE_INTERVAL", 2)
@@ -177,16 +177,20 @@ def test_a_killed_and_resumed_fine_tuning_equals_one_without_a_stop(
     schedule = make_stateless_schedule(MaskToken, label="embedded")
     stages = tuple(replace(stage, steps=2, sequences=1, length=256) for stage in schedule.stages)
     schedule = replace(schedule, stages=stages, warmup_steps=1)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    straight = trainer(whole).train_kind(MaskToken, schedule, "paper")
+    merged, resumed_dir = tmp_path / "whole", tmp_path / "parts"
+    straight = trainer(merged).train_kind(MaskToken, schedule, "paper")
     with pytest.raises(Killed):
-        trainer(parts, kill_after=3).train_kind(MaskToken, schedule, "paper")
-    resumed = trainer(parts).train_kind(MaskToken, schedule, "paper")
+        trainer(resumed_dir, kill_after=3).train_kind(MaskToken, schedule, "paper")
+    resumed = trainer(resumed_dir).train_kind(MaskToken, schedule, "paper")
     assert resumed.curve == straight.curve
     for file in ("model.safetensors", WEIGHTS):
-        ours, theirs = (load_file(out / "embedded-space" / file) for out in (whole, parts))
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    found = resolve(str(whole / "embedded-space"))
-    assert found.heads == {"space": str(whole / "embedded-space")}
+        straight_weights, resumed_weights = (
+            load_file(out / "embedded-space" / file) for out in (merged, resumed_dir)
+        )
+        assert all(
+            torch.equal(straight_weights[name], resumed_weights[name]) for name in straight_weights
+        )
+    found = resolve(str(merged / "embedded-space"))
+    assert found.heads == {"space": str(merged / "embedded-space")}
     with pytest.raises(UsageError, match=r"fine-tunes its target on texts and has no loss 'ttt'"):
         trainer(tmp_path).train_kind(MaskToken, schedule, "ttt")

@@ -22,7 +22,7 @@ CALIBRATION = "acceptance_calibration"
 def specdec(options: AcceptanceOptions) -> None:
     """Train a SpecDec++ acceptance head for a target and its draft model.
 
-    The target first answers training questions, which are stored in OUT/training. The files
+    The target first answers training questions. Its replies are stored in OUT/training. The files
     OUT/acceptance_calibration.json and .png compare predictions with labels on held-out answers.
     """
     from specbench_cli.training.acceptance import ACCEPTANCE, AcceptanceTrainer

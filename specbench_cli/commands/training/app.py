@@ -1,4 +1,4 @@
-"""Command group `specbench train`: train draft models, heads and datastores for a target."""
+"""Command group `specbench train`: draft models, heads and datastores for a target."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from specbench_cli.commands.training.judge import judge
 from specbench_cli.commands.training.specee import specee
 
 app = typer.Typer(
-    help="Train draft models, heads and datastores for a target model.", no_args_is_help=True
+    help="Train draft models and heads, and build datastores, for a target model.",
+    no_args_is_help=True,
 )
 
 
 @app.callback()
 def _group() -> None:
-    """Train draft models, heads and datastores for a target model."""
+    """Train draft models and heads, and build datastores, for a target model."""
 
 
 def _epilog(*paragraphs: str) -> str:
@@ -33,14 +34,14 @@ app.command(
         "specbench train draft --loss tvd++ --out drafts",
         "specbench train draft --loss kl --loss tvd --seeds 3 --out drafts",
         "specbench run --draft drafts/seed-0/tvd++",
-        "Training the shipped pair takes minutes on one core.",
+        "Training for the embedded models takes minutes on one core.",
     ),
 )(draft)
 app.command(
     "replies",
     epilog=_epilog(
         "specbench train replies --target smollm2-135m --replies 20000 --out heads",
-        "This example takes days on one core. It can be interrupted at any time.",
+        "The example above takes days on one core. It can be interrupted at any time.",
     ),
 )(replies)
 for head in HEADS:
@@ -82,7 +83,7 @@ app.command(
     epilog=_epilog(
         "specbench train specee --target embedded-exit --out heads",
         "specbench run -m specee --target embedded-exit --set specee.head=heads/exits",
-        "Training takes minutes on one core.",
+        "Training for embedded-exit takes minutes on one core.",
     ),
 )(specee)
 app.command(

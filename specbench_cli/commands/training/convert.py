@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @parsed_command("specbench_cli.config.train:ConvertOptions")
 def convert(options: ConvertOptions) -> None:
-    """Convert a head that was published as a pickle to safetensors."""
+    """Convert a head to safetensors from a pickle (pytorch_model.bin), as some were published."""
     if not options.unpickle:
         raise UsageError(
             f"{options.folder}: a pickle is only read with --unpickle",

@@ -21,8 +21,9 @@ SMOKE = 24
 def rest(options: DatastoreOptions) -> None:
     """Build a REST datastore: tokenized texts and their suffix array, in OUT/datastore.
 
-    Use text files (--text) with any target. Without --text, an embedded target answers training
-    questions, and its replies are stored in OUT/training. Repeat the command to resume.
+    With --text, the datastore contains your text files, for any target. Without --text, the target
+    answers training questions, and the datastore contains its replies, which are stored in
+    OUT/training. This works only for the embedded targets. Repeat the command to resume.
     """
     from specbench_cli.models import resolve
     from specbench_cli.training.corpus import load_gsm8k

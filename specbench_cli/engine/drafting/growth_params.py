@@ -21,18 +21,19 @@ class GrowthParams(MethodParams):
     """Parameters of a method whose draft head grows a dynamic tree, as in EAGLE-2 and EAGLE-3."""
 
     head: str = Field(
-        "auto", description="folder of the head; auto: the one registered for the target"
+        "auto", description="folder of the head, or auto for the one registered for the target"
     )
     nodes: Nodes = Field(
         16,
-        description="number of tree nodes (59 and the root in the authors' code), or auto: the"
-        " number with the best speed for the measured forward costs",
+        description="number of tree nodes (in the authors' code: 59, plus the root), or auto for"
+        " the number with the best predicted speed, given measured forward costs",
     )
-    depth: int = Field(5, ge=1, description="levels of the tree, with one forward of the head each")
+    depth: int = Field(5, ge=1, description="tree depth. Each level takes one head forward")
     width: int = Field(
         4,
         ge=1,
-        description="nodes processed per level, and children per node (10 in the authors' code)",
+        description="number of nodes expanded per level, and of children per node (in the authors'"
+        " code: 10)",
     )
 
 

@@ -24,15 +24,15 @@ class LengthParams(MethodParams):
 
     length: int | LengthRule = Field(
         5,
-        description="draft tokens per step (gamma in Leviathan et al., K in Chen et al.), or a rule"
-        " that determines their number",
+        description="number of draft tokens per step (gamma in Leviathan et al., K in Chen et al.),"
+        " or the name of a rule that chooses it",
     )
-    max: int = Field(20, ge=1, description="maximum number of draft tokens per step under a rule")
+    max: int = Field(20, ge=1, description="maximum draft length if a rule chooses it")
     threshold: float | None = Field(
         None,
         ge=0,
-        description="when a rule stops drafting: confidence below this (default: learned), entropy"
-        " above this in nats (default 1.5), or probability of a rejection above this"
+        description="limit at which the rule stops drafting: minimum confidence (default: learned),"
+        " maximum entropy in nats (default 1.5), or maximum probability of a rejection"
         " (acceptance-head, default 0.3)",
     )
 
@@ -49,8 +49,8 @@ class LengthParams(MethodParams):
         0.7,
         gt=0,
         lt=1,
-        description="expected share of verified draft tokens that are accepted: used by synergy,"
-        " and as the initial value of smartspec",
+        description="expected acceptance rate of draft tokens: used by synergy, and as the initial"
+        " value of smartspec",
     )
 
     @property

@@ -91,7 +91,7 @@ class RandomSegment(SegmentRule):
         return self.rate <= 0
 
 
-DelimiterText = Annotated[str, BeforeValidator(lambda said: str(said).replace("\\n", "\n"))]
+DelimiterText = Annotated[str, BeforeValidator(lambda value: str(value).replace("\\n", "\n"))]
 r"""Type of a delimiter parameter. The characters `\n` on the command line become a newline."""
 
 
@@ -103,14 +103,19 @@ class SegmentParams(MethodParams):
     """
 
     delimiter: DelimiterText = Field(
-        "\n", description="text that ends a segment; if empty, only `cap` ends it"
+        "\n", description="text that ends a segment. If empty, only `cap` ends segments"
     )
     cap: int = Field(64, ge=1, description="maximum number of tokens of a segment")
     rate: float | None = Field(
-        None, ge=0, le=1, description="accept segments at random at this rate, as a control"
+        None,
+        ge=0,
+        le=1,
+        description="probability of accepting a segment at random, as a control. By default, the"
+        " method's own rule decides",
     )
     like: str | None = Field(
-        None, description="method in the run whose measured acceptance rate replaces `rate`"
+        None,
+        description="label of a method in the run whose measured acceptance rate replaces `rate`",
     )
 
     @property

@@ -294,30 +294,36 @@ class AcceptParams(MethodParams):
 
     accept: Literal["exact", "threshold", "typical", "lenient", "random"] = Field(
         "exact",
-        description="rule that may keep draft tokens that the lossless rule rejects: none (exact),"
-        " those that the target finds likely enough (threshold, typical, lenient), or any at a"
-        " fixed rate (random, a control)",
+        description="how to treat draft tokens that the lossless rule rejects: drop them (exact),"
+        " keep those with a high enough target probability (threshold, typical, lenient), or keep"
+        " some at random, as a control (random)",
     )
     epsilon: float = Field(
         0.09,
         ge=0,
-        description="threshold, typical: minimum target probability of a kept token; threshold"
-        " above 1 keeps none",
+        description="threshold, typical: minimum target probability of a token that is kept. With"
+        " threshold, a value above 1 keeps none",
     )
     delta: float = Field(
-        0.3, ge=0, description="typical: minimum target probability divided by exp(-entropy)"
+        0.3,
+        ge=0,
+        description="typical: keep a token if its target probability exceeds epsilon or"
+        " delta * exp(-entropy), whichever is smaller",
     )
     factor: float = Field(
         0.5,
         ge=0,
         le=1,
-        description="lenient: factor of q, or of the best token's p, in the acceptance test",
+        description="lenient: divide a draft token's target probability by this factor in the"
+        " acceptance test. 1 is lossless",
     )
     rate: float = Field(
-        0.1, ge=0, le=1, description="random: share of rejected levels whose token is kept"
+        0.1, ge=0, le=1, description="random: probability of keeping a rejected draft token"
     )
     like: str | None = Field(
-        None, description="random: method in the run whose measured rate replaces `rate`"
+        None,
+        description="random: label of a method in the run. The rate at which it keeps rejected"
+        " tokens is measured and replaces `rate`",
     )
 
     @property

@@ -18,10 +18,10 @@ from specbench_cli.config import permission
 from specbench_cli.config.run import MethodChoice, RunConfig
 from specbench_cli.errors import ExitCode, UsageError
 from specbench_cli.files import check_no_link
-from specbench_cli.measure import run as execute
 from specbench_cli.measure.isolation.plugin_process import check_plugins
 from specbench_cli.measure.manifest import utc_now
 from specbench_cli.measure.result import RunResult, read_result
+from specbench_cli.measure.run import measure_run, resume_run, start_run
 from specbench_cli.measure.view import PromptProgress, RunView
 from specbench_cli.plan import tune
 from specbench_cli.plan.grid import list_candidates
@@ -259,11 +259,11 @@ class RoundRunner:
         if _is_finished(path):
             return read_result(RunDir.open(path))
         if RunDir.holds_run(path):
-            plan, run_dir = execute.resume_run(path, view, force=self._force)
-            return execute.measure_run(plan, run_dir, view, force=self._force)
+            plan, run_dir = resume_run(path, view, force=self._force)
+            return measure_run(plan, run_dir, view, force=self._force)
         config = self._config(name, round_)
-        fresh_plan, run_dir = execute.start_run(config, self._journal.sources, path, view)
-        return execute.measure_run(fresh_plan, run_dir, view, fresh=True)
+        fresh_plan, run_dir = start_run(config, self._journal.sources, path, view)
+        return measure_run(fresh_plan, run_dir, view, fresh=True)
 
     def _config(self, name: str, round_: SearchRound) -> RunConfig:
         """Return the configuration of a round. Only the confirmation has controls."""

@@ -76,7 +76,7 @@ _SETTINGS: tuple[Column[ModelledSetting], ...] = (
     Column("error", format=lambda each: _error(each.error)),
 )
 _DIFFERENCES: tuple[Column[ProbeDifference], ...] = (
-    Column("deterministic", align="l", format=lambda each: each.name),
+    Column("point", align="l", format=lambda each: each.name),
     Column("first", format=lambda each: f"{_ms(each.first_ns)} ms"),
     Column("second", format=lambda each: f"{_ms(each.second_ns)} ms"),
     Column("difference", format=lambda each: percent(each.relative, 1)),
@@ -99,18 +99,18 @@ def print_prediction(prediction: Prediction, head: Sequence[str]) -> None:
         head: Lines above the table: the run, and the source of the costs.
     """
     notes = [
-        "times: decoding, summed over outputs; error: predicted / measured - 1",
-        "per output: the median size of an output's error; efficiency: predicted / measured",
+        "times are decode times, summed over outputs; error: predicted / measured - 1",
+        "per output: median absolute error of an output; efficiency: predicted / measured",
         *(f"{label}: no prediction: {why}" for label, why in prediction.missing.items()),
         *(
-            f"{row.label}, {row.task}: {row.void} void outputs have no error;"
+            f"{row.label}, {row.task}: {row.void} outputs with noisy times have no error;"
             f" predicted {_seconds(row.predicted_void)}"
             for row in prediction.rows
             if row.void
         ),
         *(
-            f"{row.label}, {row.task}: {percent(row.extrapolated)} of the forwards lie beyond the"
-            " probe's points: extrapolated"
+            f"{row.label}, {row.task}: {percent(row.extrapolated)} of the forwards are outside"
+            " the range that the probe measured: their costs are extrapolated"
             for row in prediction.rows
             if row.extrapolated >= 0.01
         ),
@@ -121,10 +121,11 @@ def print_prediction(prediction: Prediction, head: Sequence[str]) -> None:
 def print_settings(found: Sequence[ModelledSetting], head: Sequence[str]) -> None:
     """Print predictions at other settings."""
     notes = [
-        f"acceptance of {', '.join(dict.fromkeys(each.of for each in found))}: drafted tokens as"
-        " they stood or fell there; those that it never tested stand as often",
-        "times: decoding, summed over outputs; speedup: over plain decoding at the same costs",
-        "accept: of tested tokens those that stood; break-even: where it would be no speedup",
+        f"acceptance of {', '.join(dict.fromkeys(each.of for each in found))}: as recorded for each"
+        " draft token; tokens that were not verified there are accepted at the same rate",
+        "times are decode times, summed over outputs; speedup: over vanilla with the same costs",
+        "accept: share of verified draft tokens that were accepted; break-even: acceptance rate at"
+        " which the speedup is 1",
         *_best(found),
     ]
     records = (
@@ -147,9 +148,7 @@ def _best(found: Sequence[ModelledSetting]) -> list[str]:
             least, measured = min(known, key=lambda each: each[0])
             line += f", measured {measured.label}"
             if best.measured is not None and best is not measured:
-                line += (
-                    f", which the modelled one took {best.measured / least:.3f} times as long as"
-                )
+                line += f"; the modelled one took {best.measured / least:.3f} times as long"
         lines.append(line)
     return lines
 
@@ -167,24 +166,27 @@ def print_costs(costs: Costs) -> None:
         lines["host, trees of draft" if model == "draft" else f"host, {model}"] = line
     notes = [
         *(
-            f"{name}: {_us(host.step)} a step, {_us(host.draft)} more for each draft forward,"
-            f" {_us(host.node)} for each drafted token"
+            f"{name}: {_us(host.step)} per step, plus {_us(host.draft)} per draft forward and"
+            f" {_us(host.node)} per draft token"
             for name, host in lines.items()
         ),
         *(_batch(costs.batch) if costs.batch else ()),
         f"{costs.quietness.rounds - costs.quietness.void} of {costs.quietness.rounds} rounds"
-        " kept; times are means without far outliers",
+        " used (the others were noisy); times are means without outliers",
     ]
     if not output.is_interactive():
         print_grid(head, None, _points(costs), notes)
         return
     for role, curve in costs.curves.items():
-        title = f"{role} {costs.models[role]['label']}: ms a forward, by new tokens and rows before"
+        label = costs.models[role]["label"]
+        title = f"{role} {label}: ms per forward, by number of new tokens and context length"
         prefills = ", ".join(f"{_ms(ns)} for {n:g} tokens" for n, ns in curve.prefill)
         print_grid([*head, title], _curve(curve.forwards), (), [f"prefill: {prefills}"])
         if curve.trees:
             print_grid(
-                [f"{role}: the same over a tree, its root included"], _curve(curve.trees), ()
+                [f"{role}: ms per forward over a tree, by number of nodes with the root"],
+                _curve(curve.trees),
+                (),
             )
         head = []
     print_grid((), None, (), notes)
@@ -192,12 +194,12 @@ def print_costs(costs: Costs) -> None:
 
 def _batch(batch: BatchCost) -> list[str]:
     """Return lines about the cost of batched sequences."""
-    per_model = ", ".join(f"{_us(ns)} in one of {model}" for model, ns in batch.beside.items())
+    per_model = ", ".join(f"{_us(ns)} ({model})" for model, ns in batch.beside.items())
     return [
-        f"batches up to {batch.most}: each further sequence of a forward {per_model}",
-        f"host, batches: {_us(batch.step)} a step, {_us(batch.sequence)} for each sequence,"
-        f" {_us(batch.draft)} for each of its draft forwards, {_us(batch.node)} for each of"
-        " its drafted tokens",
+        f"batches up to {batch.most}: each further sequence of a forward takes {per_model}",
+        f"host, batches: {_us(batch.step)} per step, plus {_us(batch.sequence)} per sequence,"
+        f" {_us(batch.draft)} per draft forward of a sequence and {_us(batch.node)} per draft"
+        " token",
     ]
 
 
@@ -236,10 +238,10 @@ def _points(costs: Costs) -> list[dict[str, Any]]:
 MAX_METHODS = 5
 """Maximum number of methods side by side in the table of inputs."""
 NOTES = (
-    "modelled, not measured: no kernel reaches a roofline, so times are lower bounds; never ranked"
-    " with measured rows",
-    "measured here: the same outputs' speedup on the run's own machine",
-    "sensitivity: what 10% less / 10% more of an input does to the modelled speedup",
+    "modelled, not measured: no kernel reaches a roofline, so times are lower bounds; they are"
+    " never ranked with measured methods",
+    "measured here: speedup of the same outputs on the machine of the run",
+    "sensitivity: change of the modelled speedup if an input is 10% smaller / 10% larger",
 )
 
 
@@ -248,15 +250,16 @@ def roofline_head(roofline: Roofline, models: Mapping[str, Mapping[str, Any]]) -
     device = roofline.accelerator
     shapes = " + ".join(roofline.names.values())
     recorded = " + ".join(str(facts.get("label")) for facts in models.values())
-    context = "recorded ones" if roofline.context is None else f"{roofline.context} rows"
-    bytes_held = sum(roofline.memory_use(1).values())
+    context = "as recorded" if roofline.context is None else f"{roofline.context} tokens"
+    model_bytes = sum(roofline.memory_use(1).values())
     lines = [
         f"modelled: {roofline.devices} x {device.name}, {shapes}, {roofline.dtype}, batch"
-        f" {roofline.batch}, contexts: {context},"
-        f" {roofline.overhead / 1e3:g} us a forward beside the roofline",
-        f"a device: {device.bandwidth / 1e12:g} TB/s,"
+        f" {roofline.batch}, context: {context},"
+        f" {roofline.overhead / 1e3:g} us of overhead per forward",
+        f"per device: {device.bandwidth / 1e12:g} TB/s,"
         f" {device.flops[roofline.dtype] / 1e12:g} TFLOP/s, {device.memory / 1e9:g} GB"
-        f" ({device.source}); held: {bytes_held / 1e9:.3g} GB and the texts' rows",
+        f" ({device.source}); memory in use: {model_bytes / 1e9:.3g} GB, plus the KV cache of"
+        " further tokens",
         f"acceptance and lengths: as recorded with {recorded}",
     ]
     sources = [f"{n}: {roofline.shapes[role].source}" for role, n in roofline.names.items()]

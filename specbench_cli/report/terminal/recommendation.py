@@ -34,7 +34,7 @@ def _verdict(found: Mapping[str, Any]) -> Iterator[str]:
     if found["lossy"] is not None:
         lossy = found["lossy"]
         score = _format_score(lossy)
-        yield f"lossy, as asked: {_format_speedup(lossy)}; score less vanilla's {score}"
+        yield f"lossy, as requested: {_format_speedup(lossy)}; score minus vanilla's {score}"
 
 
 def _format_speedup(row: Mapping[str, Any]) -> str:
@@ -48,7 +48,7 @@ def _outputs(row: Mapping[str, Any]) -> str:
     counts = [
         (row["identical"], "identical"),
         (row["near_tie"], "near-tie"),
-        (row["unchecked"], "unchecked (drawn: audits prove their distribution)"),
+        (row["unchecked"], "unchecked (sampled: `specbench audit` tests their distribution)"),
     ]
     text = ", ".join(f"{n} {word}" for n, word in counts if n)
     bound = row["mismatch_bound"]
@@ -71,12 +71,13 @@ def _search(found: Mapping[str, Any]) -> Iterator[str]:
         text = f"{each['prompts']} prompts, {each['rounds']} rounds"
         yield f"  {each['label']:<{width}}  {ratio:>6}  {text}"
     if len(trials) > MAX_CANDIDATES:
-        yield f"  and {len(trials) - MAX_CANDIDATES} more, slower or out sooner: --json"
+        more = len(trials) - MAX_CANDIDATES
+        yield f"  and {more} more, slower or dropped earlier (--json lists them)"
     for each in trials:
         if each["out"]:
-            yield f"  out: {each['label']}: {each['out']}"
+            yield f"  dropped: {each['label']}: {each['out']}"
     if found["left_out"]:
-        yield f"  cannot run here: {', '.join(found['left_out'])} (--json says why)"
+        yield f"  cannot run here: {', '.join(found['left_out'])} (--json has the reasons)"
     if found["untried"]:
         yield f"  no time for: {', '.join(found['untried'])}"
 
@@ -104,7 +105,9 @@ def _launch_commands(found: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield from output.wrap(f"{each['engine']}, {each['version']}", WIDTH)
         if not each["confirmed"]:
-            text = f"  has no {_chosen_label(found)}; {each['of']} was fast in the search:"
+            text = (
+                f"  does not support {_chosen_label(found)}; {each['of']} was fast in the search:"
+            )
             yield from output.wrap(text, WIDTH, "", "  ")
         if each["note"]:
             yield from output.wrap(f"  ({each['note']})", WIDTH, "", "  ")
@@ -112,7 +115,7 @@ def _launch_commands(found: Mapping[str, Any]) -> Iterator[str]:
     if unsupported:
         yield ""
         words = "; ".join(f"{each['engine']} {each['lacks']}" for each in unsupported)
-        yield from output.wrap(f"nothing to paste: {words}", WIDTH)
+        yield from output.wrap(f"no command: {words}", WIDTH)
 
 
 def _chosen_label(found: Mapping[str, Any]) -> str:

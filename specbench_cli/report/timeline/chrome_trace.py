@@ -18,21 +18,23 @@ from specbench_cli.predict.lanes import WorkerLanes
 
 _LEARNING, _STEPS, _MESSAGES = 500, 1000, 2000
 """Thread ids of learning, steps and messages. Messages have one per worker, since events of a
-thread must nest."""
-_LONGEST_US = 1.0
-"""Duration in µs of a message's end points. Arrows cannot end at events without a duration."""
+thread must not overlap."""
+_MAX_END_US = 1.0
+"""Maximum duration in µs of a message's end points. An arrow needs an event with a duration."""
 
 
 def write_trace(lanes: Sequence[WorkerLanes], path: Path) -> Path:
     """Write the lanes of some outputs to a file in an existing folder."""
-    events = [event for pid, own in enumerate(lanes, start=1) for event in _delayed(pid, own)]
+    events = [
+        event for pid, own in enumerate(lanes, start=1) for event in _shifted_events(pid, own)
+    ]
     document = {"displayTimeUnit": "ms", "traceEvents": events}
     path.write_text(json.dumps(document, allow_nan=False) + "\n", encoding="utf-8")
     return path
 
 
-def _delayed(pid: int, lanes: WorkerLanes) -> Iterable[dict[str, Any]]:
-    """Yield the event of learning, and the later events with times after it."""
+def _shifted_events(pid: int, lanes: WorkerLanes) -> Iterable[dict[str, Any]]:
+    """Yield the event of learning, and all other events, shifted to begin after it."""
     for event in _process(pid, lanes):
         yield event | {"ts": event["ts"] + lanes.learn / 1e3} if "ts" in event else event
     if lanes.learn:
@@ -100,7 +102,7 @@ def _messages(pid: int, lanes: WorkerLanes) -> Iterable[dict[str, Any]]:
         yield _name("thread_name", pid, tid, f"messages of worker {worker}")
         own = sorted(ends[worker])
         for end, following in zip_longest(own, own[1:]):
-            length = _LONGEST_US if following is None else min(_LONGEST_US, following.at - end.at)
+            length = _MAX_END_US if following is None else min(_MAX_END_US, following.at - end.at)
             yield _complete(pid, tid, end.words, "message", end.at, length, bytes=end.nbytes)
             flow = {"name": "message", "cat": "message", "id": f"{pid}.{end.number}"}
             binding = {"bp": "e"} if end.phase == "f" else {}

@@ -14,7 +14,7 @@ from specbench_cli.store.schema import BASELINE
 from specbench_cli.summary.comparison import OutputComparison
 from specbench_cli.summary.source import RecordSource
 
-_STEPS = 8
+_MAX_STEPS = 8
 """Number of steps in the figure, for the output with the longest steps. The trace has all."""
 
 
@@ -28,13 +28,13 @@ def write_lanes(run: RecordSource, found: Sequence[OutputComparison], folder: Pa
     """
     wanted = {(c.prompt_id, c.turn, label, c.pass_) for c in found for label in (BASELINE, c.label)}
     labels = list(dict.fromkeys([BASELINE, *(c.label for c in found)]))
-    asked = run.records({c.prompt_id for c in found})
-    lanes = [make_lanes(record) for record in asked if record.key in wanted]
+    records = run.records({c.prompt_id for c in found})
+    lanes = [make_lanes(record) for record in records if record.key in wanted]
     lanes = [own for own in lanes if own.decoding]
     if not lanes:
         raise UsageError(
-            f"no lanes of {', '.join(labels)} on {found[0].prompt_id}: no forwards are known",
-            hint="--method of a row that is not a peer's",
+            f"no lanes of {', '.join(labels)} on {found[0].prompt_id}: no forwards are stored",
+            hint="choose with --method a method that specbench runs itself, such as sps",
         )
     lanes.sort(key=lambda own: (own.turn, labels.index(own.label)))
     by_turn: dict[int, list[WorkerLanes]] = {}
@@ -43,7 +43,7 @@ def write_lanes(run: RecordSource, found: Sequence[OutputComparison], folder: Pa
     files: list[Path] = []
     with style.figure_style():
         for turn, some in by_turn.items():
-            figure = draw_lanes(some, style.PAGE_IN, _STEPS)
+            figure = draw_lanes(some, style.PAGE_IN, _MAX_STEPS)
             if figure is not None:
                 name = "lanes" if len(by_turn) == 1 else f"lanes-turn{turn}"
                 files += style.write(figure, folder, name)

@@ -13,7 +13,7 @@ class DraftedParams(MethodParams):
 class Drafted(Method):
     """Drafted: a chain of draft tokens that the target verifies in one forward.
 
-    Exact because each token is verified with p and with the q it was drawn from.
+    Lossless because each token is verified with p and with the q it was drawn from.
     """
 
     Params = DraftedParams

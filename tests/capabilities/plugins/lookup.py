@@ -13,7 +13,7 @@ class LookupParams(MethodParams):
 class Lookup(Method):
     """Lookup: the draft is what followed the last earlier occurrence of the newest tokens.
 
-    Exact because the draft depends on the text only: its tokens are deterministic, not drawn.
+    Lossless because the draft depends on the text only: its tokens are deterministic, not drawn.
     """
 
     Params = LookupParams

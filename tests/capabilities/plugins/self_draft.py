@@ -15,7 +15,7 @@ class SelfDraftParams(MethodParams):
 class SelfDraft(Method):
     """Self-drafting: the target's first layers draft a chain on the target's own state.
 
-    Exact because each token is verified with p and with the q it was drawn from.
+    Lossless because each token is verified with p and with the q it was drawn from.
     """
 
     name = "self-draft"

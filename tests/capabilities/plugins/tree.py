@@ -24,7 +24,7 @@ class TreeParams(MethodParams):
 class Tree(Method):
     """Tree: several continuations by a draft model, verified in one forward of the target.
 
-    Exact because siblings are drawn without replacement and tested in the order of their draws.
+    Lossless because siblings are drawn without replacement and tested in the order of their draws.
     """
 
     Params = TreeParams

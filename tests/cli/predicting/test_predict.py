@@ -1,4 +1,4 @@
-"""`specbench predict`: from a probe to a prediction, and every way to hold it wrong."""
+"""`specbench predict`: a probe, a prediction from it, and every error of its options."""
 
 import csv
 import io
@@ -31,7 +31,10 @@ METHODS = ["vanilla", "sps", "pld", "all"]
 
 @pytest.fixture
 def run(capsys, tmp_path, monkeypatch):
-    """Runs a command in an empty folder with an empty cache; returns exit code, stdout, stderr."""
+    """Return a function that runs a command in an empty folder with an empty cache.
+
+    The function returns exit code, stdout and stderr.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SPECBENCH_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -47,7 +50,7 @@ def run(capsys, tmp_path, monkeypatch):
 
 @pytest.fixture
 def run_folder(tmp_path):
-    """A finished run of vanilla, sps, pld and peers, in a folder of its own."""
+    """Return the folder of a finished run with vanilla, sps, pld and methods of transformers."""
     folder = tmp_path / "made"
     shutil.copytree(REFERENCE, folder)
     return folder
@@ -55,7 +58,7 @@ def run_folder(tmp_path):
 
 @pytest.fixture
 def costs(run_folder):
-    """Costs of that run's machine, models and set-up: 1 ms a forward and 0.1 ms a token."""
+    """Return costs for the run's machine, models and setup: 1 ms per forward, 0.1 ms per token."""
     manifest = json.loads((run_folder / "manifest.json").read_text())
     config = manifest["config"]["effective"]
     points = [
@@ -85,14 +88,14 @@ def costs(run_folder):
 
 @pytest.fixture
 def saved_costs(run, costs):
-    """The same costs, where a probe keeps them."""
+    """Save the costs where a probe saves them, and return the file."""
     path = cache_path(costs.machine["id"], costs.models, costs.setup)
     costs.save(path)
     return path
 
 
 def save_changed(costs, path, **changes):
-    """A file of costs that differ."""
+    """Save the costs with some changed fields, and return the file's path."""
     costs.model_copy(update=changes).save(path)
     return str(path)
 
@@ -101,7 +104,7 @@ def read_table(out):
     return list(csv.DictReader(io.StringIO(out), delimiter="\t"))
 
 
-def test_run_is_predicted_by_the_costs_kept_of_its_machine(run, run_folder, saved_costs):
+def test_a_run_is_predicted_from_the_saved_costs_of_its_machine(run, run_folder, saved_costs):
     code, out, err = run("predict", str(run_folder))
     rows = read_table(out)
     assert code == 0
@@ -112,11 +115,13 @@ def test_run_is_predicted_by_the_costs_kept_of_its_machine(run, run_folder, save
     steps = sum(len(r["steps"]["levels"]) for r in records if r["label"] == "vanilla")
     assert float(vanilla["predicted"]) == pytest.approx(steps * 1.2e6)
     ratio = float(vanilla["predicted"]) / float(vanilla["measured"])
-    assert float(vanilla["efficiency"]) == pytest.approx(ratio, abs=1e-6)  # six digits
+    assert float(vanilla["efficiency"]) == pytest.approx(
+        ratio, abs=1e-6
+    )  # the table has six digits
     assert float(vanilla["error"]) == pytest.approx(ratio - 1, abs=1e-6)
 
 
-def test_person_gets_a_table_that_fits(run, run_folder, saved_costs, monkeypatch):
+def test_the_table_on_a_terminal_fits_100_columns(run, run_folder, saved_costs, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     code, out, _ = run("predict", str(run_folder))
@@ -129,7 +134,7 @@ def test_person_gets_a_table_that_fits(run, run_folder, saved_costs, monkeypatch
     assert max(map(len, lines)) <= 100
 
 
-def test_json_has_every_row(run, run_folder, saved_costs):
+def test_json_contains_every_method(run, run_folder, saved_costs):
     code, out, _ = run("predict", str(run_folder), "--json")
     event = json.loads(out)
     assert code == 0
@@ -162,7 +167,9 @@ def test_noisy_costs_and_a_sampled_run_are_labelled(run, run_folder, costs, tmp_
     )
 
 
-def test_what_a_run_would_take_elsewhere_is_beside(run, run_folder, saved_costs, costs, tmp_path):
+def test_against_adds_a_column_with_the_prediction_for_another_machine(
+    run, run_folder, saved_costs, costs, tmp_path
+):
     host = costs.host.model_copy(update={"step": 2e5})
     file = save_changed(costs, tmp_path / "b.json", machine={"id": "other"}, host=host)
     code, out, err = run("predict", str(run_folder), "--against", file)
@@ -172,10 +179,10 @@ def test_what_a_run_would_take_elsewhere_is_beside(run, run_folder, saved_costs,
     assert float(rows[0]["elsewhere"]) == pytest.approx(float(rows[0]["predicted"]) * 1.3 / 1.2)
 
 
-def test_machine_without_costs_is_told_how_to_get_them(run, run_folder, monkeypatch):
+def test_missing_costs_name_the_command_that_measures_them(run, run_folder, monkeypatch):
     own = json.loads((run_folder / "manifest.json").read_text())["machine"]
-    elsewhere = {**own, "id": "another"}
-    monkeypatch.setattr("specbench_cli.measure.machine.fingerprint", lambda: elsewhere)
+    other_machine = {**own, "id": "another"}
+    monkeypatch.setattr("specbench_cli.measure.machine.fingerprint", lambda: other_machine)
     code, out, err = run("predict", str(run_folder))
     assert (code, out) == (3, "")
     assert (
@@ -222,7 +229,7 @@ def test_costs_of_other_models_are_refused(run, run_folder, costs, tmp_path):
         (["--compare", "a.json", "b.json"], "cannot read costs from a.json"),
     ],
 )
-def test_mistake_is_refused_with_the_next_command(run, args, message):
+def test_wrong_options_fail_with_a_hint(run, args, message):
     code, out, err = run("predict", *args)
     assert (code, out) == (2, "")
     assert message in err
@@ -246,16 +253,16 @@ def test_two_probes_are_compared_point_by_point(run, costs, tmp_path):
     assert json.loads(out)["points"][0]["relative"] == pytest.approx(0.25)
 
 
-def test_help_has_examples_of_every_use(run):
+def test_the_help_has_every_example(run):
     code, out, _ = run("predict", "--help")
-    words = " ".join(out.split())
+    text = " ".join(out.split())
     assert code == 0
-    assert all(example in words for example in EXAMPLES)
+    assert all(example in text for example in EXAMPLES)
 
 
 @pytest.fixture
 def small_probe(monkeypatch):
-    """A probe of a few points."""
+    """Let a probe measure only a few points."""
     grid = ProbeGrid(contexts=(16, 64), chains=(1, 6), trees=(4,), levels=(2,))
     monkeypatch.setitem(probe.Probe.__init__.__kwdefaults__, "grid", grid)
     monkeypatch.setitem(probing.PROBED_PARAMS, "sps-tree", ({"widths": (2, 1)},))
@@ -280,14 +287,18 @@ def test_probe_then_run_then_prediction(run, small_probe):
     assert all(float(row["predicted"]) > 0 for row in read_table(out))
 
 
-def test_probe_of_a_target_alone_prints_its_points(run, small_probe, tmp_path, monkeypatch):
+def test_a_probe_without_a_draft_model_prints_the_target_s_points(
+    run, small_probe, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     options = ["--target", "embedded-1m", "--rounds", "1", "--threads", "1", "--allow-noise"]
     code, out, err = run("predict", "--probe", *options, "--batch", "3", "--out", "costs.json")
     assert code == 0, err
     assert "in costs.json" in err
     assert "batches up to 3: each further sequence of a forward" in err
-    points = Costs.load(Path("costs.json")).batch.points  # there is no draft model for eqspec
+    points = Costs.load(
+        Path("costs.json")
+    ).batch.points  # eqspec is missing: it needs a draft model
     assert [(at.name, at.sequences) for at in points] == list(
         product(("pld", "vanilla"), (1, 2, 3))
     )
@@ -298,7 +309,7 @@ def test_probe_of_a_target_alone_prints_its_points(run, small_probe, tmp_path, m
 
 @pytest.fixture
 def make_head(tmp_path):
-    """Writes a random EAGLE head for embedded-1m in the authors' layout."""
+    """Return a function that writes a random EAGLE head for embedded-1m in the authors' layout."""
     target = load_decoder(resolve("embedded-1m").path, name="target")
 
     def make(seed):
@@ -316,7 +327,7 @@ def make_head(tmp_path):
     return make
 
 
-def test_head_that_is_asked_for_is_probed_and_its_rows_are_predicted(
+def test_a_head_given_with_set_is_probed_and_its_method_predicted(
     run, small_probe, make_head, monkeypatch
 ):
     monkeypatch.setitem(probing.PROBED_PARAMS, "eagle2", ({"depth": 2, "nodes": 4},))
@@ -340,7 +351,7 @@ def test_head_that_is_asked_for_is_probed_and_its_rows_are_predicted(
     assert "--method eagle2 --set eagle2.head=head-2" in err
 
 
-def test_machine_that_is_never_quiet_keeps_no_costs(run, small_probe, monkeypatch, tmp_path):
+def test_a_noisy_probe_saves_no_costs(run, small_probe, monkeypatch, tmp_path):
     from specbench_cli.measure.quiet import NoiseMeter
 
     monkeypatch.setattr(NoiseMeter, "is_full", lambda self: True)
@@ -353,7 +364,7 @@ def test_machine_that_is_never_quiet_keeps_no_costs(run, small_probe, monkeypatc
     assert not (tmp_path / "costs.json").exists()
 
 
-def test_costs_that_cannot_be_saved_are_not_measured(run, monkeypatch, tmp_path):
+def test_an_unwritable_costs_file_is_refused_before_the_probe(run, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(probe, "Probe", None)
     code, _, err = run("predict", "--probe", "--target", "embedded-1m", "--out", "file/costs.json")
@@ -361,12 +372,12 @@ def test_costs_that_cannot_be_saved_are_not_measured(run, monkeypatch, tmp_path)
     assert "cannot write the costs to file/costs.json" in err
 
 
-def test_a_plugins_head_without_a_state_is_probed_and_predicted(run, small_probe, tmp_path):
+def test_a_plug_in_s_stateless_head_is_probed_and_predicted(run, small_probe, tmp_path):
     file = Path(__file__).parents[2] / "capabilities" / "plugins" / "stateless_head.py"
     registry.load_plugin(str(file))
-    (wanted,) = registry.build("linear", {}).artifacts()
+    (artifact,) = registry.build("linear", {}).artifacts()
     target = load_decoder(resolve("embedded-1m").path, name="target")
-    wanted.kind.random({"target": target}).save(tmp_path / "head")
+    artifact.kind.random({"target": target}).save(tmp_path / "head")
     options = ["--target", "embedded-1m", "--threads", "1", "--allow-noise"]
     options += ["--plugin", str(file), "-m", "linear", "--set", f"linear.head={tmp_path / 'head'}"]
     small = ["--limit", "1", "--max-new-tokens", "8"]
@@ -387,7 +398,7 @@ def test_a_plugins_head_without_a_state_is_probed_and_predicted(run, small_probe
 # ---- under load, simulated -----------------------------------------------------------------------
 
 
-def test_a_run_under_load_is_simulated_and_says_that_it_is_modelled(run, run_folder, saved_costs):
+def test_load_simulates_the_run_and_marks_the_result_as_modelled(run, run_folder, saved_costs):
     options = ("predict", str(run_folder), "--load", "poisson:2,200", "--batch", "2")
     code, out, _ = run(*options, "--json")
     assert code == 0
@@ -401,10 +412,10 @@ def test_a_run_under_load_is_simulated_and_says_that_it_is_modelled(run, run_fol
     for row in slow.values():
         assert not row["saturated"] and row["requests"] == 12
         assert row["latency_s_p50"] < fast[row["method"]]["latency_s_p50"]
-    # 1.1 ms a forward of the target and 0.1 ms of the host; sps is dear: its draft costs as much.
+    # A target forward takes 1.1 ms and the host 0.1 ms. sps is slow: its draft costs as much.
     assert slow["vanilla"]["ms_per_token_p50"] == pytest.approx(1.2, rel=0.1)
     assert fast["vanilla"]["saturated"] and (found["measured"], found["errors"]) == ([], [])
-    assert run(*options, "--json")[1] == out  # the same every time
+    assert run(*options, "--json")[1] == out  # the simulation is reproducible
     code, out, _ = run(*options)
     lines = out.splitlines()
     assert code == 0 and lines[0].startswith("modelled: batch 2")
@@ -414,7 +425,7 @@ def test_a_run_under_load_is_simulated_and_says_that_it_is_modelled(run, run_fol
     assert any(line.startswith("vanilla: saturated from") for line in lines)
 
 
-def test_a_probe_before_and_one_after_are_two_passes_of_a_load_and_one_mean_of_a_sweep(
+def test_two_probes_give_two_load_simulations_but_one_mean_per_swept_value(
     run, run_folder, saved_costs, costs, tmp_path
 ):
     curve = costs.curves["target"]
@@ -423,19 +434,21 @@ def test_a_probe_before_and_one_after_are_two_passes_of_a_load_and_one_mean_of_a
     before = ("--costs", save_changed(costs, tmp_path / "b"))
     after = ("--costs", save_changed(costs, tmp_path / "c", curves=slow))
     options = ("predict", str(run_folder), "--load", "poisson:2", "--json")
-    alone, both = (json.loads(run(*options, *files)[1]) for files in (before, before + after))
-    assert (len(alone["also"]), len(both["also"])) == (0, 1)
-    one, two = alone["modelled"][0], both["modelled"][0]
+    one_probe, two_probes = (
+        json.loads(run(*options, *files)[1]) for files in (before, before + after)
+    )
+    assert (len(one_probe["also"]), len(two_probes["also"])) == (0, 1)
+    one, two = one_probe["modelled"][0], two_probes["modelled"][0]
     assert two["requests"] == 2 * one["requests"]
     assert two["ms_per_token_p99"] > 1.2 * one["ms_per_token_p99"]
-    assert both["forwards"] == 2 * alone["forwards"]
-    swept = ("predict", str(run_folder), "--sweep", "sps.length=1:2:1", "--json")
-    found = [json.loads(run(*swept, *files)[1]) for files in (before, after, before + after)]
+    assert two_probes["forwards"] == 2 * one_probe["forwards"]
+    sweep_args = ("predict", str(run_folder), "--sweep", "sps.length=1:2:1", "--json")
+    found = [json.loads(run(*sweep_args, *files)[1]) for files in (before, after, before + after)]
     rows = zip(*(each["modelled"] for each in found), strict=True)
     assert [len(each["also"]) for each in found] == [0, 0, 1]
-    for measure_step_costs, late, mean in rows:
-        assert mean["decode"] == pytest.approx((measure_step_costs["decode"] + late["decode"]) / 2)
-        assert mean["speedup"] == pytest.approx(mean["vanilla"] / mean["decode"])
+    for before_row, after_row, mean_row in rows:
+        assert mean_row["decode"] == pytest.approx((before_row["decode"] + after_row["decode"]) / 2)
+        assert mean_row["speedup"] == pytest.approx(mean_row["vanilla"] / mean_row["decode"])
 
 
 @pytest.mark.parametrize(
@@ -452,13 +465,15 @@ def test_a_probe_before_and_one_after_are_two_passes_of_a_load_and_one_mean_of_a
         (("--load", "poisson:1", "--batch", "0"), "greater than or equal to 1"),
     ],
 )
-def test_a_load_that_cannot_be_simulated_is_told(run, run_folder, saved_costs, options, message):
+def test_a_load_that_cannot_be_simulated_is_an_error(
+    run, run_folder, saved_costs, options, message
+):
     code, out, err = run("predict", str(run_folder), *options)
     assert code == 2 and not out
     assert message in " ".join(err.replace("│", " ").split())
 
 
-def test_a_trace_shorter_than_the_run_is_told(run, run_folder, saved_costs, tmp_path):
+def test_a_trace_with_too_few_arrivals_is_an_error(run, run_folder, saved_costs, tmp_path):
     (tmp_path / "few.txt").write_text("0\n1\n")
     code, _, err = run("predict", str(run_folder), "--load", f"trace:{tmp_path}/few.txt")
     assert code == 2 and "2 arrival times for 12 prompts" in err
@@ -467,7 +482,7 @@ def test_a_trace_shorter_than_the_run_is_told(run, run_folder, saved_costs, tmp_
 # ---- at other settings, simulated ----------------------------------------------------------------
 
 
-def test_a_rows_own_setting_is_simulated_as_it_went_and_others_by_what_it_accepted(
+def test_a_sweep_replays_the_run_s_own_value_and_models_other_values_from_its_acceptance(
     run, run_folder, saved_costs
 ):
     own = registry.build("sps", {}).params.length
@@ -478,18 +493,18 @@ def test_a_rows_own_setting_is_simulated_as_it_went_and_others_by_what_it_accept
     assert {row["of"] for row in found["modelled"]} == {"sps"} and same["outputs"] == 14
     replayed = json.loads(run("predict", str(run_folder), "--json")[1])["rows"]
     (sps,) = (row for row in replayed if row["label"] == "sps")
-    whole = (sps["predicted"] or 0) + (sps["predicted_void"] or 0)
-    assert same["decode"] == pytest.approx(whole, rel=0.02)
+    total = (sps["predicted"] or 0) + (sps["predicted_void"] or 0)
+    assert same["decode"] == pytest.approx(total, rel=0.02)
     records = [json.loads(line) for line in (run_folder / "records.jsonl").read_text().splitlines()]
-    counted = [r for r in records if r["label"] == "sps" and r["pass"] == 1]
-    assert counted
-    steps = sum(r["origin"].count("recovered") + r["origin"].count("bonus") for r in counted)
-    tokens = sum(r["n_tokens"] - 1 for r in counted)
+    sps_records = [r for r in records if r["label"] == "sps" and r["pass"] == 1]
+    assert sps_records
+    steps = sum(r["origin"].count("recovered") + r["origin"].count("bonus") for r in sps_records)
+    tokens = sum(r["n_tokens"] - 1 for r in sps_records)
     assert same["mat"] == pytest.approx(tokens / steps, rel=0.02)
     assert short["mat"] < same["mat"] < long["mat"] and short["mat"] <= 2
     assert same["speedup"] == same["vanilla"] / same["decode"]
     n_accepted, n_recovered = (
-        sum(r["origin"].count(of) for r in counted) for of in ("accepted", "recovered")
+        sum(r["origin"].count(origin) for r in sps_records) for origin in ("accepted", "recovered")
     )
     for row, length in ((short, 1), (same, own), (long, 9)):
         assert row["acceptance"] == n_accepted / (n_accepted + n_recovered)
@@ -504,9 +519,7 @@ def test_a_rows_own_setting_is_simulated_as_it_went_and_others_by_what_it_accept
     assert f"best of sps: modelled {best}\n" in err
 
 
-def test_a_measured_row_stands_beside_what_another_rows_acceptance_says(
-    run, run_folder, saved_costs
-):
+def test_a_sweep_compares_a_modelled_value_with_its_measurement(run, run_folder, saved_costs):
     records = [json.loads(line) for line in (run_folder / "records.jsonl").read_text().splitlines()]
     for record in records:
         if record["label"] == "sps":
@@ -539,7 +552,9 @@ def test_a_measured_row_stands_beside_what_another_rows_acceptance_says(
         (("--row", "sps"), "--row selects the method whose acceptance --sweep uses"),
     ],
 )
-def test_a_setting_that_cannot_be_simulated_is_told(run, run_folder, saved_costs, options, message):
+def test_a_sweep_that_cannot_be_simulated_is_an_error(
+    run, run_folder, saved_costs, options, message
+):
     code, out, err = run("predict", str(run_folder), *options)
     assert code == 2 and not out
     assert message in " ".join(err.replace("│", " ").split())

@@ -1,4 +1,4 @@
-"""`specbench recommend` as a person meets it."""
+"""`specbench recommend` from the command line."""
 
 import json
 
@@ -17,7 +17,10 @@ SMALL = "--allow-noise --max-new-tokens 6 --isolation none --minutes 3".split()
 
 @pytest.fixture
 def run(capsys, tmp_path, monkeypatch):
-    """Runs a command in an empty folder with an empty cache; returns exit code, stdout, stderr."""
+    """Return a function that runs a command in an empty folder with an empty cache.
+
+    The function returns exit code, stdout and stderr.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SPECBENCH_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -30,8 +33,8 @@ def run(capsys, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def few(monkeypatch):
-    """No round is longer than three prompts, however fast the machine is."""
+def short_rounds(monkeypatch):
+    """Limit each round to three prompts, however fast the machine is."""
     fits = TimeEstimates.max_prompts
     monkeypatch.setattr(
         TimeEstimates, "max_prompts", lambda pace, rows, s: min(3, fits(pace, rows, s))
@@ -48,37 +51,45 @@ def traffic(path, *texts):
     return str(path)
 
 
-def test_own_traffic_ends_with_a_recommendation_and_lines_or_with_none(run, few, tmp_path):
+def test_recommend_on_own_prompts_returns_a_method_with_commands_or_none(
+    run, short_rounds, tmp_path
+):
     file = traffic(tmp_path / "traffic.jsonl", *(f"Say {n} and {n}." for n in range(12)))
     code, out, _ = run("-m", "pld", "-t", file, *SMALL, "--json", "--out", "here")
     assert code == 0
     events = [json.loads(line) for line in out.splitlines()]
     done = events[-1]
     assert done["event"] == "done"
-    kept = json.loads((tmp_path / "here" / "recommendation.json").read_text())
-    assert kept == {key: done[key] for key in kept}
+    result = json.loads((tmp_path / "here" / "recommendation.json").read_text())
+    assert result == {key: done[key] for key in result}
     assert [each["label"] for each in done["confirmed"]] == [
         max(done["search"], key=lambda each: (each["rounds"], each["ratio"]))["label"]
     ]
     (confirmed,) = done["confirmed"]
     assert (done["recommended"] is not None) == ((confirmed["speedup_low"] or 0) > 1)
     assert bool(done["lines"]) is (done["recommended"] is not None)
-    held = {r.prompt_id for r in RunDir.open(tmp_path / "here" / "confirmation").records()}
+    confirmation_ids = {
+        r.prompt_id for r in RunDir.open(tmp_path / "here" / "confirmation").records()
+    }
     searched = {
         r.prompt_id
         for path in (tmp_path / "here").glob("round-*")
         for r in RunDir.open(path).records()
     }
-    assert searched and held and not searched & held
+    assert searched and confirmation_ids and not searched & confirmation_ids
     assert str(tmp_path) not in (tmp_path / "here" / "recommendation.json").read_text()
 
-    code, out, _ = run("--resume", "here")  # finished: told once more, nothing is measured
+    code, out, _ = run(
+        "--resume", "here"
+    )  # A finished recommendation is printed again without a measurement.
     assert code == 0
     assert "recommended:" in out and "search: " in out
     assert max(len(line) for line in out.splitlines() if not line.startswith("    ")) <= 100
 
 
-def test_what_stops_it_says_how_to_go_on(run, few, tmp_path, monkeypatch):
+def test_an_interrupted_recommendation_prints_its_resume_command(
+    run, short_rounds, tmp_path, monkeypatch
+):
     monkeypatch.setattr(
         search.RoundRunner, "_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     )
@@ -115,7 +126,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("args", "message", "hint"), REFUSED)
-def test_what_is_wrong_is_said_with_its_value_and_what_to_do(run, tmp_path, args, message, hint):
+def test_a_wrong_option_is_named_with_its_value_and_a_hint(run, tmp_path, args, message, hint):
     (tmp_path / "empty.jsonl").write_text("\n")
     traffic(tmp_path / "one.jsonl", "alone")
     traffic(tmp_path / "wrong.jsonl", "right")

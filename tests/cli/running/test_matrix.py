@@ -1,4 +1,4 @@
-"""`specbench run --targets`: a run of each target, one table; stopped, resumed and compared."""
+"""`specbench run --targets` (a matrix): one run per target, resumed, reported and compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbench_cli.store.run_dir import RunDir
 
 pytestmark = pytest.mark.usefixtures("small_pair")
 
-ASKED = (
+COMMAND = (
     "run -m sps,pld --targets embedded-7m,embedded-1m --drafts embedded-1m --limit 2"
     " --max-new-tokens 8 --allow-noise --threads 1 --out here"
 ).split()
@@ -24,44 +24,47 @@ RUNS = ["embedded-7m+embedded-1m", "embedded-1m+embedded-1m"]
 
 
 @pytest.fixture(scope="module")
-def stopped(call_here):
-    """A matrix that was stopped behind its first run, before any test resumes it: the exit code,
-    which runs stand, the first one's records, and the report's exit code and table."""
-    written = _running.write_report
+def interrupted_matrix(call_here):
+    """Interrupt a matrix after its first run, before any test resumes it.
+
+    Return the exit code, which runs are stored, the records of the first run, and the exit
+    code and table of the report.
+    """
+    write_report = _running.write_report
 
     def interrupted(folder, view):
-        written(folder, view)
+        write_report(folder, view)
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_running, "write_report", interrupted)
-        code = app._run(ASKED)
+        code = app._run(COMMAND)
     with redirect_stdout(StringIO()) as table:
         reported = app._run(["report", "here"])
-    held = [RunDir.holds_run(Path("here") / name) for name in RUNS]
-    return code, held, Path("here", RUNS[0], "records.jsonl").read_bytes(), reported, table
+    stored = [RunDir.holds_run(Path("here") / name) for name in RUNS]
+    return code, stored, Path("here", RUNS[0], "records.jsonl").read_bytes(), reported, table
 
 
 @pytest.fixture(scope="module")
-def finished(stopped):
-    """The same, resumed."""
+def resumed_matrix(interrupted_matrix):
+    """Resume the interrupted matrix and return the exit code."""
     return app._run(["run", "--resume", "last"])
 
 
-def test_a_matrix_that_was_stopped_keeps_what_was_measured_and_goes_on_from_there(
-    stopped, finished, call_here, capsys
+def test_a_resumed_matrix_keeps_its_records_and_measures_the_rest(
+    interrupted_matrix, resumed_matrix, call_here, capsys
 ):
-    code, held, records, reported, table = stopped
-    assert (code, held) == (130, [True, False])
+    code, stored, records, reported, table = interrupted_matrix
+    assert (code, stored) == (130, [True, False])
     assert reported == 0 and re.search(r"(?m)^ sps ", table.getvalue())
-    assert finished == call_here(capsys, "run", "--resume", "here")[0] == 0
+    assert resumed_matrix == call_here(capsys, "run", "--resume", "here")[0] == 0
     assert Path("here", RUNS[0], "records.jsonl").read_bytes() == records
     assert RunDir.open(Path("here", RUNS[1])).manifest["status"] == "finished"
     assert [file.name for file in Path("here").glob(".*")] == [".specbench.json"]
 
 
-def test_each_target_is_an_ordinary_run_with_its_own_vanilla(finished):
-    assert finished == 0
+def test_each_target_is_an_ordinary_run_with_its_own_vanilla(resumed_matrix):
+    assert resumed_matrix == 0
     for name in RUNS:
         run = RunDir.open(Path("here") / name)
         assert run.manifest["models"]["target"]["label"] == name.partition("+")[0]
@@ -71,7 +74,7 @@ def test_each_target_is_an_ordinary_run_with_its_own_vanilla(finished):
         }
 
 
-def test_last_is_the_whole_and_its_report_is_one_table(finished, call_here, capsys):
+def test_last_names_the_matrix_and_its_report_is_one_table(resumed_matrix, call_here, capsys):
     code, out, _ = call_here(capsys, "report", "last", "--json")
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == 0
@@ -84,11 +87,11 @@ def test_last_is_the_whole_and_its_report_is_one_table(finished, call_here, caps
     assert "## By target" in Path("here/report.md").read_text()
     assert call_here(capsys, "report", "here", "--to", "html,latex,csv")[0] == 0
     assert Path("here/report/report.html").is_file()
-    listed = call_here(capsys, "list", "runs")[1].splitlines()
-    assert {line.split("\t")[0].rpartition("/")[2] for line in listed} >= set(RUNS)
+    runs_table = call_here(capsys, "list", "runs")[1].splitlines()
+    assert {line.split("\t")[0].rpartition("/")[2] for line in runs_table} >= set(RUNS)
 
 
-def test_a_matrix_is_compared_with_a_matrix_target_by_target(finished, call_here, capsys):
+def test_a_matrix_is_compared_with_a_matrix_target_by_target(resumed_matrix, call_here, capsys):
     code, out, _ = call_here(capsys, "compare", "here", "last", "--json")
     assert (code, len(out.splitlines())) == (0, 2)
     code, _, err = call_here(capsys, "compare", "here", str(Path("here") / RUNS[0]))
@@ -105,18 +108,16 @@ def test_a_matrix_is_compared_with_a_matrix_target_by_target(finished, call_here
         ("predict here", "contains several runs"),
     ],
 )
-def test_a_command_for_one_run_says_that_here_are_several(
-    finished, call_here, capsys, args, message
-):
+def test_a_command_for_one_run_refuses_a_matrix(resumed_matrix, call_here, capsys, args, message):
     code, out, err = call_here(capsys, *args.split())
     assert (code, out) == (2, "")
     assert message in err
 
 
-def test_json_ends_with_all_rows_and_where_the_runs_are(call_here, capsys):
-    measure_step_costs = "run -m pld --targets embedded-7m,embedded-1m --limit 1 --max-new-tokens 4"
+def test_json_ends_with_all_methods_and_the_run_folders(call_here, capsys):
+    command = "run -m pld --targets embedded-7m,embedded-1m --limit 1 --max-new-tokens 4"
     noisy = "--allow-noise --threads 1 --out there --json"
-    code, out, _ = call_here(capsys, *measure_step_costs.split(), *noisy.split())
+    code, out, _ = call_here(capsys, *command.split(), *noisy.split())
     events = [json.loads(line) for line in out.splitlines()]
     assert code == 0
     assert [event["target"] for event in events if event["event"] == "plan"] == [
@@ -128,7 +129,7 @@ def test_json_ends_with_all_rows_and_where_the_runs_are(call_here, capsys):
     assert {row["target_model"] for row in events[-1]["summary"]} == {"embedded-7m", "embedded-1m"}
 
 
-def test_nothing_is_measured_where_one_target_cannot_be_planned(call_here, capsys):
+def test_nothing_is_measured_if_one_target_cannot_be_planned(call_here, capsys):
     code, _, err = call_here(capsys, *"run -m pld --targets embedded-7m,gone --out never".split())
     assert code == 2 and "unknown model 'gone'" in err
     assert not Path("never").exists()

@@ -1,4 +1,4 @@
-"""What is shown of a run while it goes on."""
+"""Progress of a run: the bar, the log, JSON events and the ETA."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def record(label="sps", prompt="mini/1", ns=100, tokens=10, **changes):
     return record_of(label, prompt, tokens, **({"ns": Ns(total=ns), "other_cpu": 0.0} | changes))
 
 
-def test_a_bar_makes_place_for_that_of_another_process(tmp_path, monkeypatch):
+def test_a_progress_bar_stops_while_another_process_shows_one(tmp_path, monkeypatch):
     stopped = []
     with BarDisplay() as bar:
         bar.started(3, 0, tmp_path)
@@ -50,7 +50,7 @@ def test_a_bar_makes_place_for_that_of_another_process(tmp_path, monkeypatch):
         assert stopped == [True]
 
 
-def test_speedup_pairs_times_in_whichever_order_rows_come():
+def test_speedups_do_not_depend_on_the_order_of_methods():
     running = LiveSpeedups()
     running.add(record("sps", "a", ns=50))
     running.add(record("vanilla", "a", ns=100))
@@ -58,14 +58,14 @@ def test_speedup_pairs_times_in_whichever_order_rows_come():
     assert running.add(record("sps", "b", ns=150)) == {"sps": 400 / 200}
 
 
-def test_rows_of_another_engine_are_over_its_own_vanilla():
+def test_methods_of_another_engine_are_compared_with_its_vanilla():
     running = LiveSpeedups({"fast": "plain", "plain": "plain"})
     for label, ns in {"fast": 40, "vanilla": 100, "sps": 50, "plain": 60}.items():
         found = running.add(record(label, ns=ns))
     assert found == {"sps": 2.0, "fast": 1.5}
 
 
-def test_a_line_has_the_best_speedups_and_how_many_more_there_are():
+def test_the_progress_line_names_the_best_speedups_and_counts_the_rest():
     view = LogDisplay()
     view.speedups = {f"m{n}": float(n) for n in range(1, 9)}
     assert view.line() == "m8 8.00x  m7 7.00x  m6 6.00x  m5 5.00x  m4 4.00x  m3 3.00x  and 2 slower"
@@ -77,11 +77,13 @@ def test_outputs_of_other_length_are_compared_per_token():
     assert running.add(record("sps", ns=100, tokens=20)) == {"sps": 2.0}
 
 
-@pytest.mark.parametrize("lost", [{"void": True}, {"error": "boom"}, {"ns": None}, {"n_tokens": 0}])
-def test_cells_without_a_time_do_not_count(lost):
+@pytest.mark.parametrize(
+    "fields", [{"void": True}, {"error": "boom"}, {"ns": None}, {"n_tokens": 0}]
+)
+def test_outputs_without_a_time_are_not_counted(fields):
     running = LiveSpeedups()
     running.add(record("vanilla"))
-    assert running.add(record("sps", **lost)) == {}
+    assert running.add(record("sps", **fields)) == {}
 
 
 def test_dry_run_prints_the_plan_as_its_result(capsys):
@@ -97,7 +99,7 @@ def test_plan_of_a_real_run_is_not_its_result(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
+def test_the_log_gets_one_line_per_stage_and_prompt(capsys):
     now = 0.0
     view = LogDisplay(clock=lambda: now, stamp=lambda: f"{now:.0f} s")
     view.started(4, 0, Path("runs/x"))
@@ -105,11 +107,11 @@ def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
     view.show_record(record("vanilla", "a", ns=200))
     view.prompt(PromptProgress("", 1, 2, None))
     now = 9.0
-    view.prompt(PromptProgress("", 1, 2, 30.0))  # the same prompt, just now
+    view.prompt(PromptProgress("", 1, 2, 30.0))  # the same prompt again, at once
     view.show_record(record("sps", "a", ns=100))
     view.window(0.62, "62% other CPU, repeat 2 of 3")
     now = 61.0
-    view.prompt(PromptProgress("", 1, 2, 30.0))  # it takes its time
+    view.prompt(PromptProgress("", 1, 2, 30.0))  # after some time the line is repeated
     view.prompt(PromptProgress("", 2, 2, None))
     view.note("something [odd]")
     captured = capsys.readouterr()
@@ -124,7 +126,7 @@ def test_log_gets_a_line_a_stage_and_a_prompt(capsys):
     ]
 
 
-def test_what_helps_against_noise_is_said_once_while_the_run_lasts(capsys):
+def test_the_advice_against_noise_is_printed_once_per_run(capsys):
     view = LogDisplay()
     for text in ("62% other CPU, repeat 2 of 3", "quiet", "62% other CPU, times kept"):
         view.window(0.5, text)
@@ -132,7 +134,9 @@ def test_what_helps_against_noise_is_said_once_while_the_run_lasts(capsys):
     for _ in range(2):
         view.window(0.62, f"62% other CPU, {TIMES_VOID}")
     assert capsys.readouterr().err == f"{NOISE_WARNING}\n"
-    LogDisplay(part=True).window(0.62, f"62% other CPU, {TIMES_VOID}")  # the first pass has said it
+    LogDisplay(part=True).window(
+        0.62, f"62% other CPU, {TIMES_VOID}"
+    )  # an earlier repeat has already printed the advice
     assert capsys.readouterr().err == ""
 
 
@@ -140,11 +144,11 @@ def test_what_helps_against_noise_is_said_once_while_the_run_lasts(capsys):
     ("seconds", "text"),
     [(0.2, "1 s"), (59, "59 s"), (61, "1 min 1 s"), (3599, "1 h 0 min"), (11400, "3 h 10 min")],
 )
-def test_time_is_said_as_a_person_says_it(seconds, text):
+def test_durations_are_rounded_for_people(seconds, text):
     assert format_duration(seconds) == text
 
 
-def test_part_of_a_run_is_named_and_what_the_time_left_is_of():
+def test_the_progress_line_names_the_part_that_its_eta_covers():
     assert format_progress(PromptProgress("pass 2 of 3", 5, 12, 42)) == (
         "pass 2 of 3, prompt 5 of 12 done, about 42 s left"
     )
@@ -153,7 +157,7 @@ def test_part_of_a_run_is_named_and_what_the_time_left_is_of():
 
 
 @pytest.mark.parametrize("part", ["", "pass 2 of 3"])
-def test_the_time_left_counts_the_report_which_a_tuning_has_not(part, capsys):
+def test_the_eta_includes_the_report_except_while_tuning(part, capsys):
     view = JsonDisplay(start_s=6.0)
     view.planned(PLAN)
     for named in (part, TUNING):
@@ -163,13 +167,13 @@ def test_the_time_left_counts_the_report_which_a_tuning_has_not(part, capsys):
     assert tuning["left_s"] == 9.0
 
 
-def test_resumed_run_says_what_is_there(capsys):
+def test_a_resumed_run_counts_the_stored_outputs(capsys):
     LogDisplay().started(10, 4, Path("runs/x"))
     line = r"\d\d:\d\d:\d\d 10 outputs \(prompts .*\), 4 of them already measured, in runs/x\n"
     assert re.fullmatch(line, capsys.readouterr().err)
 
 
-def test_json_events_are_a_line_each(capsys):
+def test_each_json_event_is_one_line(capsys):
     view = make_progress(json=True)
     view.planned(PLAN)
     view.started(2, 0, Path("runs/x"))
@@ -194,7 +198,7 @@ def test_json_events_are_a_line_each(capsys):
 
 
 @pytest.mark.parametrize("display", [LogDisplay, JsonDisplay])
-def test_pass_in_a_process_of_its_own_announces_nothing(display, capsys):
+def test_a_repeat_in_its_own_process_prints_no_plan(display, capsys):
     view = display(part=True)
     view.planned(PLAN)
     view.started(2, 0, Path("runs/x"))
@@ -223,5 +227,5 @@ def test_bar_is_drawn_inside_the_callbacks_only(capsys, monkeypatch):
     assert threading.active_count() == threads
 
 
-def test_log_is_chosen_where_stderr_is_no_terminal(capsys):
+def test_the_log_display_is_used_if_stderr_is_not_a_terminal(capsys):
     assert isinstance(make_progress(json=False), LogDisplay)

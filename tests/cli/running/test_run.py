@@ -1,4 +1,4 @@
-"""`specbench run` from the command line to its result, on a small pair."""
+"""`specbench run` from the command line to its result, with a small model pair."""
 
 import csv
 import io
@@ -28,7 +28,10 @@ SMALL = ["-m", "sps", "--limit", "2", "--max-new-tokens", "8", "--allow-noise", 
 
 @pytest.fixture
 def run(capsys, tmp_path, monkeypatch):
-    """Runs a command in an empty folder; returns exit code, stdout, stderr."""
+    """Return a function that runs a command in an empty folder.
+
+    The function returns exit code, stdout and stderr.
+    """
     monkeypatch.chdir(tmp_path)
     for name in ("FORCE_COLOR", "SPECBENCH_DEBUG"):
         monkeypatch.setenv(name, "")
@@ -56,7 +59,7 @@ def test_example_of_the_help_can_be_planned(run, example):
     assert int(plan_of(out)["cells"]) > 0
 
 
-def test_run_without_arguments_is_the_short_one(run, tmp_path):
+def test_a_run_without_arguments_uses_the_short_settings(run, tmp_path):
     _, out, _ = run("run", "--dry-run")
     plan = plan_of(out)
     labels = [row.split()[0] for row in plan["methods"].split("; ")]
@@ -67,7 +70,7 @@ def test_run_without_arguments_is_the_short_one(run, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["smoke", "ci"])
-def test_profile_is_planned_and_its_cost_said(run, name, tmp_path):
+def test_the_plan_of_a_profile_includes_its_cost(run, name, tmp_path):
     code, out, err = run("run", "--profile", name, "--dry-run")
     plan = plan_of(out)
     assert (code, err) == (0, "")
@@ -76,7 +79,7 @@ def test_profile_is_planned_and_its_cost_said(run, name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_run_in_turn_with_nobody_says_that_it_goes_on_alone(run, tmp_path, monkeypatch):
+def test_a_machine_lock_shared_with_no_other_run_warns(run, tmp_path, monkeypatch):
     monkeypatch.setattr(machine_lock, "PARTNER_WAIT_S", 0.01)
     code, _, err = run("run", *SMALL, "--in-turn", "turns", "--out", "here")
     machine_lock.get_machine_lock(tmp_path / "turns").close()
@@ -86,7 +89,7 @@ def test_run_in_turn_with_nobody_says_that_it_goes_on_alone(run, tmp_path, monke
     assert str(tmp_path) not in (tmp_path / "here/manifest.json").read_text()
 
 
-def test_file_of_turns_that_cannot_be_is_exit_2(run, tmp_path):
+def test_an_invalid_machine_lock_file_is_exit_code_2(run, tmp_path):
     (tmp_path / "turns").mkdir()
     code, out, err = run("run", *SMALL, "--in-turn", "turns", "--out", "here")
     assert (code, out) == (2, "")
@@ -94,7 +97,7 @@ def test_file_of_turns_that_cannot_be_is_exit_2(run, tmp_path):
     assert not (tmp_path / "here").exists()
 
 
-def test_every_field_is_an_option_whose_help_shows_its_default():
+def test_every_config_field_is_an_option_with_its_default():
     command = get_command(app._select_commands(["run"])).commands["run"]
     defaults = {param.name: param.show_default for param in command.params}
     assert RunConfig.model_fields.keys() <= defaults.keys()
@@ -111,7 +114,7 @@ def test_every_field_is_an_option_whose_help_shows_its_default():
     assert all(defaults.values())
 
 
-def test_help_fits_80_columns_in_panels_and_says_no_types_of_flags(run, monkeypatch):
+def test_the_help_fits_80_columns_and_shows_no_types_of_flags(run, monkeypatch):
     monkeypatch.setattr(rich_utils, "MAX_WIDTH", 80)
     _, out, _ = run("run", "-h")
     assert max(map(len, out.splitlines())) <= 80
@@ -142,25 +145,36 @@ def test_name_of_the_profile_is_in_the_manifest(run):
     assert manifest["config_sources"]["tasks"] == "profile smoke"
 
 
-def test_run_with_a_folder_of_its_own_is_the_last_and_is_listed(run):
-    few = ["-m", "pld,sps", "--target", "embedded-1m", "--limit", "1", "--max-new-tokens", "4"]
-    code, out, err = run("run", *few, "--allow-noise", "--threads", "1", "--out", "there/mine")
-    why = "sps needs a draft model, and embedded-1m has no default one"
+def test_a_run_with_out_is_last_and_is_listed(run):
+    small_args = [
+        "-m",
+        "pld,sps",
+        "--target",
+        "embedded-1m",
+        "--limit",
+        "1",
+        "--max-new-tokens",
+        "4",
+    ]
+    code, out, err = run(
+        "run", *small_args, "--allow-noise", "--threads", "1", "--out", "there/mine"
+    )
+    reason = "sps needs a draft model, and embedded-1m has no default one"
     assert code == 3, "a row could not run, and the others did"
-    assert err.index(f"sps is left out, it cannot run here: {why}") < err.index("warming up")
-    assert f"left out, could not run here: sps: {why}" in out
+    assert err.index(f"sps is left out, it cannot run here: {reason}") < err.index("warming up")
+    assert f"left out, could not run here: sps: {reason}" in out
     assert "error: could not run on this machine, so left out: sps" in err
     assert json.loads(run("list", "runs", "--json")[1])["name"] == "there/mine"
     code, out, _ = run("report", "last")
     assert code == 0 and "pld" in out and "sps: sps needs" in out
 
 
-def test_plan_says_which_rows_cannot_run(run):
+def test_the_plan_names_methods_that_cannot_run(run):
     plan = plan_of(run("run", "--dry-run", "-m", "pld,sps", "--target", "embedded-1m")[1])
     assert plan["methods"].startswith("vanilla; pld") and "sps is left out" in plan["left_out"]
 
 
-def test_plan_is_one_event_with_json(run):
+def test_with_json_the_plan_is_one_event(run):
     _, out, _ = run("run", "--dry-run", "--json", "-m", "sps", "--limit", "2")
     (event,) = events_of(out)
     assert event["event"] == "plan"
@@ -180,7 +194,7 @@ def test_unknown_parameter_is_refused_before_anything_runs(run, tmp_path):
 
 
 @pytest.mark.smoke
-def test_run_prints_tsv_where_that_is_asked_for_and_talks_on_stderr(run):
+def test_tsv_goes_to_stdout_and_messages_to_stderr(run):
     code, out, err = run("run", *SMALL, "--out", "here", "--format", "tsv")
     assert code == 0
     rows = list(csv.DictReader(io.StringIO(out), delimiter="\t"))
@@ -217,7 +231,7 @@ def test_json_run_ends_with_done_and_its_summary(run):
 
 
 @pytest.mark.smoke
-def test_interrupted_run_prints_how_to_go_on_and_can(run, monkeypatch):
+def test_an_interrupted_run_prints_its_resume_command_and_can_be_resumed(run, monkeypatch):
     def interrupt(self, record):
         raise KeyboardInterrupt
 
@@ -237,13 +251,13 @@ def test_interrupted_run_prints_how_to_go_on_and_can(run, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("shipped_pair")  # other processes have no other one by its names
-def test_passes_in_processes_of_their_own_are_announced_and_concluded_once(
-    capfd, tmp_path, monkeypatch
-):
+@pytest.mark.usefixtures(
+    "shipped_pair"
+)  # repeats run in processes without the fixture's small pair
+def test_repeats_in_several_processes_print_one_plan_and_one_summary(capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    few = [*SMALL, "--category", "qa", "--limit", "1"]
-    assert app._run(["run", *few, "--repeats", "2", "--json", "--out", "here"]) == 0
+    small_args = [*SMALL, "--category", "qa", "--limit", "1"]
+    assert app._run(["run", *small_args, "--repeats", "2", "--json", "--out", "here"]) == 0
     events = events_of(capfd.readouterr().out)
     kinds = [event["event"] for event in events]
     assert [kinds.count(kind) for kind in ("plan", "start", "done")] == [1, 1, 1]
@@ -279,14 +293,14 @@ def test_plugin_of_readme_runs_and_is_lossless(run):
     (_, after) = (ROOT / "README.md").read_text().split("<!-- plugin -->\n```python\n")
     Path("repeat_last.py").write_text(after.split("```")[0])
     args = ["--plugin", "repeat_last.py", "--set", "repeat-last.times=2", *SMALL[2:]]
-    args += ["--isolation", "none"]  # tests/test_docs.py runs one in a process of its own
+    args += ["--isolation", "none"]  # tests/test_docs.py runs one with isolation
     assert run("run", *args, "--out", "here")[0] == 0
     records = list(RunDir.open(Path("here")).records())
     assert {record.label for record in records} == {"vanilla", "repeat-last"}
     assert {record.verdict.kind for record in records} <= {"reference", "identical", "near-tie"}
 
 
-def test_run_into_a_folder_with_a_run_is_refused(run):
+def test_a_folder_that_contains_a_run_is_refused(run):
     Path("here").mkdir()
     Path("here", "manifest.json").write_text("{}")
     code, _, err = run("run", *SMALL, "--out", "here")

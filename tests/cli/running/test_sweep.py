@@ -1,5 +1,4 @@
-"""Sweeps and tuning from the command line: every example of the documentation runs, and mistakes
-are told."""
+"""Sweeps and tuning from the command line: documented examples run, wrong options are errors."""
 
 import csv
 import re
@@ -28,8 +27,10 @@ TINY = "--category qa --limit 3 --max-new-tokens 2 --threads 1 --allow-noise --o
 
 @pytest.fixture
 def run(capsys, tmp_path, monkeypatch, figures):
-    """Runs a command in an empty folder, with no picture but the sweep's; returns exit code,
-    stdout, stderr."""
+    """Return a function that runs a command in an empty folder: exit code, stdout, stderr.
+
+    Of all figures, only the sweep's is drawn.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         drawn, "FIGURES", [figure for figure in drawn.FIGURES if figure.name == "pareto"]
@@ -66,7 +67,7 @@ def test_example_of_the_documentation_runs(run, example):
         assert Path("here", "figures", "pareto.png").is_file()
 
 
-def test_plan_of_a_sweep_has_a_row_a_value(run):
+def test_the_plan_of_a_sweep_has_one_method_per_value(run):
     code, out, err = run("run --sweep sps.length=1:3:1,heuristic -m sps,pld --limit 2 --dry-run")
     assert (code, err) == (0, "")
     rows = dict(line.split("\t") for line in out.splitlines())["methods"].split("; ")
@@ -75,7 +76,7 @@ def test_plan_of_a_sweep_has_a_row_a_value(run):
     ]  # fmt: skip
 
 
-def test_plan_of_a_tuned_run_tells_its_budget_and_its_questions(run):
+def test_the_plan_of_a_tuned_run_has_its_budget_and_questions(run):
     _, out, _ = run("run -m sps,pld --tune 4 --limit 12 --dry-run")
     tuning = dict(line.split("\t") for line in out.splitlines())["tuning"]
     assert tuning.startswith(
@@ -114,7 +115,7 @@ def test_tune_alone_means_eight_candidates(args, words):
         ("--tune-by forwards", "tune_by 'forwards' needs --tune; add --tune 8"),
     ],
 )
-def test_mistake_is_told_and_leaves_nothing(run, tmp_path, options, message):
+def test_a_wrong_sweep_or_tuning_option_fails_and_leaves_no_folder(run, tmp_path, options, message):
     code, out, err = run(f"run {options}")
     assert (code, out) == (2, "")
     assert message in err

@@ -1,4 +1,4 @@
-"""Plug-ins named by a folder run only if the user permitted exactly this file."""
+"""Plug-ins that a folder names run only if the user permitted exactly this file."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def write(tmp_path):
     return make
 
 
-def ran(folder):
+def has_run(folder):
     file = folder / "RAN"
     return file.read_text() if file.exists() else ""
 
@@ -85,17 +85,17 @@ def ran(folder):
 @pytest.fixture
 def foreign_run(tmp_path, write, monkeypatch):
     """Return a run folder from another machine, with its plug-in inside."""
-    begin(write(tmp_path / "there/evil.py"), tmp_path / "there/run")
-    place = tmp_path / "here"
-    shutil.copytree(tmp_path / "there/run", place)
-    shutil.copy(tmp_path / "there/evil.py", place)
-    change(place, plugins=[str(place / "evil.py")])
+    start_run(write(tmp_path / "there/evil.py"), tmp_path / "there/run")
+    folder = tmp_path / "here"
+    shutil.copytree(tmp_path / "there/run", folder)
+    shutil.copy(tmp_path / "there/evil.py", folder)
+    change(folder, plugins=[str(folder / "evil.py")])
     shutil.rmtree(tmp_path / "cache")
     monkeypatch.setattr(permission, "_permitted", set())
-    return place
+    return folder
 
 
-def begin(plugin, folder):
+def start_run(plugin, folder):
     """Start a run and leave it unfinished."""
     config = RunConfig(methods=["vanilla", {"name": "own"}], plugins=[str(plugin)], **SMALL)
     registry.load_plugin(str(plugin))
@@ -124,12 +124,12 @@ def test_foreign_plug_in_runs_only_if_permitted(foreign_run, cli):
     assert code == 2
     assert f"requests the plug-in {foreign_run / 'evil.py'}" in err
     assert "--trust" in err
-    assert ran(foreign_run) == ""
+    assert has_run(foreign_run) == ""
 
 
 def test_permitted_plug_in_runs_and_is_remembered(foreign_run, cli, monkeypatch):
     assert cli("run", "--resume", foreign_run, "--trust")[0] == 0
-    assert ran(foreign_run) == "x"
+    assert has_run(foreign_run) == "x"
     monkeypatch.setattr(permission, "_permitted", set())
     assert all(
         each.is_granted for each in permission.plugin_requests([str(foreign_run / "evil.py")])
@@ -143,18 +143,18 @@ def test_changed_plug_in_is_refused_before_it_runs(foreign_run, write, cli, flag
     assert code == 2
     assert "cannot be resumed, because this has changed" in err
     assert "the file of own (" in err
-    assert ran(foreign_run) == ""
+    assert has_run(foreign_run) == ""
 
 
 def test_force_does_not_permit_a_foreign_plug_in(foreign_run, cli):
     assert cli("run", "--resume", foreign_run, "--force")[0] == 2
-    assert ran(foreign_run) == ""
+    assert has_run(foreign_run) == ""
 
 
 def test_changed_plug_in_runs_if_it_is_both_forced_and_permitted(foreign_run, write, cli):
     write(foreign_run / "evil.py", word="other")
     assert cli("run", "--resume", foreign_run, "--force", "--trust")[0] == 0
-    assert ran(foreign_run) == "other"
+    assert has_run(foreign_run) == "other"
 
 
 def test_a_forged_checksum_in_the_manifest_is_not_a_permission(foreign_run, write, cli):
@@ -163,13 +163,13 @@ def test_a_forged_checksum_in_the_manifest_is_not_a_permission(foreign_run, writ
     manifest["method_files"]["own"] = permission.sha256(file.read_bytes()).hexdigest()
     (foreign_run / "manifest.json").write_text(json.dumps(manifest))
     assert cli("run", "--resume", foreign_run)[0] == 2
-    assert ran(foreign_run) == ""
+    assert has_run(foreign_run) == ""
 
 
 def test_permission_does_not_apply_to_a_copy_in_another_folder(foreign_run, tmp_path, cli):
     permission.permit(permission.plugin_requests([str(tmp_path / "there/evil.py")]))
     assert cli("run", "--resume", foreign_run)[0] == 2
-    assert ran(foreign_run) == ""
+    assert has_run(foreign_run) == ""
 
 
 def test_permission_of_a_linked_plug_in_applies_to_its_target(foreign_run, tmp_path, cli, write):
@@ -179,7 +179,7 @@ def test_permission_of_a_linked_plug_in_applies_to_its_target(foreign_run, tmp_p
     permitted.unlink()
     permitted.symlink_to(other)
     assert cli("run", "--resume", foreign_run)[0] == 2
-    assert ran(other.parent) == ""
+    assert has_run(other.parent) == ""
 
 
 def test_second_plug_in_of_a_folder_needs_its_own_permission(foreign_run, cli, write):
@@ -188,13 +188,13 @@ def test_second_plug_in_of_a_folder_needs_its_own_permission(foreign_run, cli, w
     change(foreign_run, plugins=[str(foreign_run / name) for name in ("evil.py", "more/second.py")])
     code, _, err = cli("run", "--resume", foreign_run)
     assert (code, "second.py" in err) == (2, True)
-    assert ran(foreign_run / "more") == ran(foreign_run) == ""
+    assert has_run(foreign_run / "more") == has_run(foreign_run) == ""
 
 
 def test_resuming_from_python_is_refused_too(foreign_run):
     with pytest.raises(UsageError, match="have not permitted"):
         execute.resume_run(foreign_run, ProgressDisplay())
-    assert ran(foreign_run) == ""
+    assert has_run(foreign_run) == ""
     assert not (foreign_run / ".lock").exists()
 
 
@@ -204,7 +204,7 @@ def test_user_is_asked_at_a_terminal(foreign_run, cli, monkeypatch):
         monkeypatch.setattr("typer.confirm", lambda *_, answer=answer, **__: answer)
         forget()
         assert cli("run", "--resume", foreign_run)[0] == code
-        assert ran(foreign_run) == word
+        assert has_run(foreign_run) == word
 
 
 class _Terminal:
@@ -215,7 +215,7 @@ class _Terminal:
 
 
 def test_run_that_the_user_ordered_is_resumed_without_a_question(tmp_path, cli, write):
-    begin(write(tmp_path / "mine.py"), tmp_path / "run")
+    start_run(write(tmp_path / "mine.py"), tmp_path / "run")
     assert cli("run", "--resume", tmp_path / "run")[0] == 0
 
 
@@ -234,28 +234,28 @@ def test_foreign_run_that_sends_an_environment_variable_is_refused(foreign_run, 
     assert (code, "MY_SECRET to be sent to https://127.0.0.1:9" in err) == (2, True)
 
 
-@pytest.mark.parametrize("begun", [True, False])
-def test_foreign_matrix_is_refused(foreign_run, tmp_path, cli, begun):
-    whole = tmp_path / "matrix"
-    whole.mkdir()
-    if begun:
-        shutil.move(foreign_run, whole / "a")
-        foreign_run = whole / "a"
+@pytest.mark.parametrize("is_started", [True, False])
+def test_foreign_matrix_is_refused(foreign_run, tmp_path, cli, is_started):
+    matrix = tmp_path / "matrix"
+    matrix.mkdir()
+    if is_started:
+        shutil.move(foreign_run, matrix / "a")
+        foreign_run = matrix / "a"
     text = (foreign_run / ".resume.json").read_text()
-    (whole / "matrix.json").write_text('{"runs": ["a"]}')
+    (matrix / "matrix.json").write_text('{"runs": ["a"]}')
     order = {"runs": {"a": text.replace(str(tmp_path / "here"), str(foreign_run))}, "sources": {}}
     (foreign_run / ".resume.json").write_text(order["runs"]["a"])
-    (whole / ".matrix.resume.json").write_text(json.dumps(order))
-    code, _, err = cli("run", "--resume", whole)
+    (matrix / ".matrix.resume.json").write_text(json.dumps(order))
+    code, _, err = cli("run", "--resume", matrix)
     assert (code, "have not permitted" in err) == (2, True)
-    assert ran(foreign_run) == ""
+    assert has_run(foreign_run) == ""
 
 
 def test_foreign_recommendation_is_refused(tmp_path, cli, write):
     from specbench_cli.predict.recommend.journal import FILE, Journal
 
-    place = tmp_path / "picked"
-    plugin = write(place / "evil.py")
+    folder = tmp_path / "picked"
+    plugin = write(folder / "evil.py")
     journal = Journal(
         version="0.1.0",
         created_utc="2026-11-27T00:00:00+00:00",
@@ -267,10 +267,10 @@ def test_foreign_recommendation_is_refused(tmp_path, cli, write):
         search=["mini/qa-001"],
         held_out=["mini/qa-002"],
     )
-    (place / FILE).write_text(journal.model_dump_json(by_alias=True))
-    code, _, err = cli("recommend", "--resume", place)
+    (folder / FILE).write_text(journal.model_dump_json(by_alias=True))
+    code, _, err = cli("recommend", "--resume", folder)
     assert (code, "have not permitted" in err) == (2, True)
-    assert ran(place) == ""
+    assert has_run(folder) == ""
 
 
 # A `specbench.yaml` in the working folder (an implicit config file)
@@ -298,13 +298,13 @@ def test_plug_in_of_an_implicit_config_file_does_not_run(found, cli, words):
     code, _, err = cli(*words)
     assert code == 2
     assert f"specbench.yaml requests the plug-in {found / 'evil.py'}" in err
-    assert ran(found) == ""
+    assert has_run(found) == ""
 
 
 def test_python_api_does_not_run_a_plug_in_of_an_implicit_config_file(found):
     with pytest.raises(UsageError, match="have not permitted"):
         python.run(limit=1)
-    assert ran(found) == ""
+    assert has_run(found) == ""
 
 
 def test_plug_in_of_an_implicit_config_file_runs_if_permitted_or_named(found, cli, monkeypatch):
@@ -314,7 +314,7 @@ def test_plug_in_of_an_implicit_config_file_runs_if_permitted_or_named(found, cl
         forget()
         (found / "RAN").unlink(missing_ok=True)
         assert cli("run", "--dry-run", *words)[0] == 0
-        assert ran(found) == "x"
+        assert has_run(found) == "x"
 
 
 def test_permission_ends_when_the_plug_in_changes(found, cli, write):
@@ -323,7 +323,7 @@ def test_permission_ends_when_the_plug_in_changes(found, cli, write):
     (found / "RAN").unlink()
     write(found / "evil.py", word="other")
     assert cli("run", "--dry-run")[0] == 2
-    assert ran(found) == ""
+    assert has_run(found) == ""
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_other_keys_of_a_config_file_are_not_a_permission(found, cli, lines):
     text = lines.format(name=found.name) + "\nisolation: none\n"
     (found / "specbench.yaml").write_text(text)
     assert cli("run", "--dry-run")[0] == 2
-    assert ran(found) == ""
+    assert has_run(found) == ""
 
 
 def test_implicit_config_file_cannot_disable_containment(tmp_path, cli):
@@ -398,11 +398,11 @@ def test_server_of_a_config_file_does_not_get_the_key_that_the_user_names(
     assert (code, f"{KEY} to be sent to {URL}" in err) == (2, True), err
 
 
-def test_strange_run_that_tunes_over_a_key_is_refused(foreign_run, cli, monkeypatch):
+def test_a_foreign_run_that_tunes_an_environment_variable_is_refused(foreign_run, cli, monkeypatch):
     monkeypatch.setenv(KEY, "secret")
     server = {"name": "engine:http-vanilla", "params": {"url": URL}}
-    swept = {"engine:http-vanilla": {"key": [KEY]}}
-    without_plugin(foreign_run, methods=[{"name": "vanilla"}, server], sweep=swept, tune=2)
+    sweeps = {"engine:http-vanilla": {"key": [KEY]}}
+    without_plugin(foreign_run, methods=[{"name": "vanilla"}, server], sweep=sweeps, tune=2)
     code, _, err = cli("run", "--resume", foreign_run)
     assert (code, f"{KEY} to be sent to {URL}" in err) == (2, True), err
 
@@ -442,7 +442,7 @@ def test_plug_in_of_a_config_file_that_changes_after_its_check_is_the_checked_on
     permission.permit(permission.plugin_requests([str(found / "evil.py")]))
     swap(found / "evil.py")
     assert cli("run", "--dry-run", "--isolation", isolation)[0] == 0
-    assert set(ran(found)) == {"x"}
+    assert set(has_run(found)) == {"x"}
 
 
 def test_plug_in_of_a_run_that_changes_after_its_check_is_the_checked_one(foreign_run, swap):
@@ -450,7 +450,7 @@ def test_plug_in_of_a_run_that_changes_after_its_check_is_the_checked_one(foreig
     swap(foreign_run / "evil.py")
     plan, run_dir = execute.resume_run(foreign_run, ProgressDisplay())
     run_dir.release()
-    assert ran(foreign_run) == "x"
+    assert has_run(foreign_run) == "x"
     assert run_dir.manifest["method_files"]["own"] in {
         method_run.file_sha256 for method_run in plan.method_runs
     }
@@ -464,10 +464,10 @@ def test_audit_s_processes_run_the_plug_in_that_was_read_first(tmp_path, write, 
     with pytest.raises(UsageError, match="there is no method"):
         list(runner.audit_all(["nosuch-a", "nosuch-b"], [str(file)]))
     plugin_file.unpin_all()
-    assert set(ran(tmp_path)) == {"x"}
+    assert set(has_run(tmp_path)) == {"x"}
 
 
-# Commands that read a run alone
+# Commands that only read a run
 
 
 @pytest.mark.parametrize(
@@ -487,10 +487,10 @@ def test_audit_s_processes_run_the_plug_in_that_was_read_first(tmp_path, write, 
 )
 def test_command_that_reads_a_run_imports_none_of_its_plug_ins(foreign_run, cli, words):
     cli(*(str(foreign_run) if word == "RUN" else word for word in words))
-    assert ran(foreign_run) == ""
+    assert has_run(foreign_run) == ""
 
 
-def test_a_config_file_that_nobody_named_sends_no_prompts_to_a_server(tmp_path, cli):
+def test_an_implicit_config_file_sends_no_prompts_to_a_server(tmp_path, cli):
     (tmp_path / "questions.txt").write_text("private\n")
     (tmp_path / "specbench.yaml").write_text(
         f"tasks: [questions.txt]\nmethods: [{{name: 'engine:http', params: {{url: '{URL}'}}}}]\n"

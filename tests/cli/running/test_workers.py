@@ -1,4 +1,4 @@
-"""Runs with a drafter in a process of its own, from the command line."""
+"""Runs with a drafter in a separate process, from the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def env():
 
 
 @pytest.mark.long
-def test_a_killed_pass_is_one_error_and_nothing_is_left_of_it(tmp_path, env):
+def test_a_killed_repeat_is_one_error_and_leaves_no_process(tmp_path, env):
     out = tmp_path / "run"
     command = [*COMMAND, *SMALL, "--allow-noise", "--json", "--out", str(out)]
     with subprocess.Popen(
@@ -44,12 +44,12 @@ def test_a_killed_pass_is_one_error_and_nothing_is_left_of_it(tmp_path, env):
         ]
         processes = psutil.Process(run.pid).children(recursive=True)
         (pass_,) = (each for each in processes if "--only-pass" in each.cmdline())
-        assert len(processes) > 1  # the drafter's
+        assert len(processes) > 1  # with the drafter's process
         pass_.kill()
-        killed = time.monotonic()
+        killed_at = time.monotonic()
         stderr = run.stderr.read()
         run.wait()
-        assert time.monotonic() - killed < 20  # 5 on a machine that nobody else uses
+        assert time.monotonic() - killed_at < 20  # 5 s on a quiet machine
     assert run.returncode == 3
     assert stderr == (
         "error: pass 1 was not finished: its process was killed (SIGKILL)\n"
@@ -61,21 +61,21 @@ def test_a_killed_pass_is_one_error_and_nothing_is_left_of_it(tmp_path, env):
     assert 1 <= len(list(run_dir.records())) < 6
 
 
-def test_places_that_are_not_there_are_refused_before_anything_runs(tmp_path, monkeypatch, capsys):
+def test_missing_devices_are_refused_before_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
-    def refused(*args):
+    def run_refused(*args):
         code = app._run(["run", *args])
         return code, capsys.readouterr().err
 
-    code, stderr = refused("-m", "pearl", "--devices", "target=cpu:0,draft=cpu:4000")
+    code, stderr = run_refused("-m", "pearl", "--devices", "target=cpu:0,draft=cpu:4000")
     assert code == 3
     assert "may not use core 4000" in stderr
-    code, stderr = refused("-m", "pearl", "--devices", "target=cpu:0,draft=cpu:0")
+    code, stderr = run_refused("-m", "pearl", "--devices", "target=cpu:0,draft=cpu:0")
     assert code == 2
     assert stderr.startswith("error: --devices gives core 0 to both target and draft")
     monkeypatch.setenv("SPECBENCH_DEVICES", "target=cpu:0,draft=cpu:1")
-    code, stderr = refused("-m", "sps")
+    code, stderr = run_refused("-m", "sps")
     assert code == 2
     assert "--devices needs a method that drafts in parallel with the target" in stderr
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Processes that specbench starts import no module that lies in the working folder."""
+"""Processes that specbench starts import no module from the working folder."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class Own(Vanilla):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of somebody else, whose modules leave a file behind when they run."""
-    there = tmp_path / "there"
-    there.mkdir()
+    """Return a foreign folder whose modules write a file when they are imported."""
+    path = tmp_path / "there"
+    path.mkdir()
     for name in HIDDEN:
-        (there / f"{name}.py").write_text(f"open({str(tmp_path / 'RAN')!r}, 'a').write('{name} ')")
-    return there
+        (path / f"{name}.py").write_text(f"open({str(tmp_path / 'RAN')!r}, 'a').write('{name} ')")
+    return path
 
 
-def ran(folder):
+def has_run(folder):
     file = folder.parent / "RAN"
     return file.read_text() if file.exists() else ""
 
 
 def call(folder, *words):
-    """Run specbench in a folder, as its script does."""
+    """Run specbench in a folder, as its console script does."""
     script = folder.parent / "bin/specbench"
     script.parent.mkdir()
     script.write_text(
@@ -53,21 +53,21 @@ def call(folder, *words):
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("in_foreign_folder")
 def test_audits_in_several_processes_run_no_module_of_the_working_folder(folder, monkeypatch):
     monkeypatch.setattr(runner, "usable_cpus", lambda: 2)
-    with pytest.raises(UsageError, match="there is no method"):  # from a process that works
+    with pytest.raises(UsageError, match="there is no method"):  # the audit's processes work
         list(runner.audit_all(["nosuch-a", "nosuch-b"]))
-    assert ran(folder) == ""
+    assert has_run(folder) == ""
 
 
 def test_plug_in_s_process_runs_no_module_of_the_working_folder(folder):
     (folder.parent / "own.py").write_text(PLUGIN)
     done = call(folder, "run", "--dry-run", "--plugin", "../own.py", "--isolation", "process")
-    assert (done.returncode, ran(folder)) == (0, ""), done.stderr
+    assert (done.returncode, has_run(folder)) == (0, ""), done.stderr
 
 
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("in_foreign_folder")
 def test_process_that_is_spawned_runs_no_module_of_the_working_folder(folder, monkeypatch):
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     context = multiprocessing.get_context("spawn")
@@ -75,7 +75,7 @@ def test_process_that_is_spawned_runs_no_module_of_the_working_folder(folder, mo
         process = context.Process(target=os.getpid)
         process.start()
     process.join()
-    assert (process.exitcode, ran(folder)) == (0, "")
+    assert (process.exitcode, has_run(folder)) == (0, "")
     assert "PYTHONSAFEPATH" not in os.environ
 
 
@@ -97,14 +97,14 @@ def test_python_m_imports_no_module_of_the_working_folder(folder, name):
 
 
 @pytest.fixture
-def elsewhere(folder, monkeypatch):
-    """This process works in that folder, and its own modules are not looked for there."""
+def in_foreign_folder(folder, monkeypatch):
+    """Make the folder the working folder, but keep it out of the import path."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
 
 
 def test_settings_of_numba_in_the_working_folder_are_refused(folder):
-    """They could name a cache of pickles."""
+    """Settings of numba could name a cache of pickles."""
     for file in folder.iterdir():
         file.unlink()
     (folder / ".numba_config.yaml").write_text("cache_dir: nb\n")

@@ -36,7 +36,7 @@ def test_an_unknown_target_is_a_usage_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["judge", "specee"])
-def test_what_learns_of_a_pair_needs_a_draft(tmp_path: Path, command: str) -> None:
+def test_training_for_a_pair_needs_a_draft(tmp_path: Path, command: str) -> None:
     options = [command, "--out", str(tmp_path), "--target", "embedded-1m", "--smoke"]
     done = CliRunner().invoke(app, options)
     assert isinstance(done.exception, UsageError)

@@ -1,4 +1,4 @@
-"""Rows of other engines in a run: judged like all others, over their own vanilla, failing alone."""
+"""Tests of methods that decode with another engine through an HTTP server."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("small_pair")
 
 @pytest.fixture
 def answer():
-    """What plain decoding of the target gives, by transformers' own module."""
+    """Return a function that decodes greedily with the transformers model of the target."""
     module = LlamaForCausalLM.from_pretrained(resolve("embedded").path, dtype=torch.float32)
 
     def decode(ids, budget):
@@ -29,11 +29,11 @@ def answer():
     return decode
 
 
-def row(double, name="engine:http", label=None):
-    return {"name": name, "label": label or name, "params": {"url": double.url, "timeout": 5}}
+def row(fake_server, name="engine:http", label=None):
+    return {"name": name, "label": label or name, "params": {"url": fake_server.url, "timeout": 5}}
 
 
-def test_an_engines_rows_are_checked_by_ids_and_compared_with_its_own_vanilla(
+def test_methods_of_an_engine_are_checked_by_ids_and_compared_with_its_vanilla(
     specbench, server, answer
 ):
     eos = LlamaForCausalLM.config_class.from_pretrained(resolve("embedded").path).eos_token_id
@@ -45,8 +45,8 @@ def test_an_engines_rows_are_checked_by_ids_and_compared_with_its_own_vanilla(
     own = outcome.by_label("engine:http")
     assert {record.verdict.kind for record in own} == {"identical"}
     assert all(r.steps is None and r.extra["drafted"] and r.ns.prefill for r in own)
-    bases = {each["label"]: each["baseline"] for each in outcome.manifest["rows"]}
-    assert bases["sps"] == "vanilla" and bases["engine:http"] == "engine:http-vanilla"
+    baselines = {each["label"]: each["baseline"] for each in outcome.manifest["rows"]}
+    assert baselines["sps"] == "vanilla" and baselines["engine:http"] == "engine:http-vanilla"
     summary = summarise(outcome.records, outcome.manifest, resamples=20)
     rows = {each.label: each for each in summary.rows}
     fast_row, plain_row = rows["engine:http"], rows["engine:http-vanilla"]
@@ -56,14 +56,12 @@ def test_an_engines_rows_are_checked_by_ids_and_compared_with_its_own_vanilla(
     assert plain_row.speedup == 1
     assert fast_row.mat > 2 and plain_row.mat is None
     ((place, kind),) = text.sections(summary.rows)
-    assert summary.rows[place].engine and "compare engines by tok/s" in kind
+    assert summary.rows[place].engine and "to compare engines, use tok/s" in kind
     lines = table.run_text(summary, table.Facts.from_manifest(outcome.manifest)).splitlines()
     assert kind in lines
 
 
-def test_without_its_vanilla_an_engine_has_tokens_a_second_and_no_speedup(
-    specbench, server, answer
-):
+def test_an_engine_without_its_vanilla_has_no_speedup(specbench, server, answer):
     outcome = specbench(row(server("llama.cpp", answer)), limit=1)
     summary = summarise(outcome.records, outcome.manifest, resamples=20)
     (own,) = (each for each in summary.rows if each.engine)
@@ -71,15 +69,15 @@ def test_without_its_vanilla_an_engine_has_tokens_a_second_and_no_speedup(
     assert own.speedup_note.endswith("add --method engine:http-vanilla")
 
 
-def test_a_server_that_dies_fails_its_row_alone_and_the_rest_goes_on(specbench, server, answer):
-    double, told = server("llama.cpp", answer), []
+def test_a_server_that_dies_fails_only_its_method(specbench, server, answer):
+    fake_server, requests = server("llama.cpp", answer), []
 
-    def dying(events):
-        told.append(None)
-        yield from events if len(told) < 3 else ["no answer"]
+    def fail_from_third(events):
+        requests.append(None)
+        yield from events if len(requests) < 3 else ["no answer"]
 
-    double.streams = dying
-    outcome = specbench("sps", row(double), limit=6)
+    fake_server.streams = fail_from_third
+    outcome = specbench("sps", row(fake_server), limit=6)
     own = outcome.by_label("engine:http")
     assert [r.error is None for r in own] == [True] + [False] * (len(own) - 1)
     assert "sent an invalid reply: no answer" in own[-1].error
@@ -89,32 +87,30 @@ def test_a_server_that_dies_fails_its_row_alone_and_the_rest_goes_on(specbench, 
     assert outcome.exit_code == ExitCode.OK
 
 
-def test_a_run_of_a_dead_server_alone_ends_and_is_a_fault_of_the_environment(
-    specbench, server, answer
-):
-    double = server("llama.cpp", answer)
-    double.__exit__()
-    outcome = specbench(row(double), limit=6)
+def test_a_run_with_only_a_dead_server_is_an_environment_error(specbench, server, answer):
+    fake_server = server("llama.cpp", answer)
+    fake_server.__exit__()
+    outcome = specbench(row(fake_server), limit=6)
     (own,) = outcome.by_label("engine:http")
     assert "cannot be reached" in own.error and len(outcome.prompts) == 1
     assert outcome.manifest["dropped"].keys() == {"engine:http"}
     assert outcome.exit_code == ExitCode.ENVIRONMENT
 
 
-def test_a_server_that_dies_in_a_run_of_its_own_ends_it(specbench, server, answer):
-    double, told = server("llama.cpp", answer), []
+def test_a_run_with_only_one_server_ends_when_it_dies(specbench, server, answer):
+    fake_server, requests = server("llama.cpp", answer), []
 
-    def dying(events):
-        told.append(None)
-        yield from events if len(told) < 3 else ["no answer"]
+    def fail_from_third(events):
+        requests.append(None)
+        yield from events if len(requests) < 3 else ["no answer"]
 
-    double.streams = dying
-    outcome = specbench(row(double), limit=6)
+    fake_server.streams = fail_from_third
+    outcome = specbench(row(fake_server), limit=6)
     assert [r.error is None for r in outcome.by_label("engine:http")] == [True, *[False] * 3]
     assert outcome.exit_code == ExitCode.ENVIRONMENT
 
 
-def test_a_row_without_a_server_is_refused_before_anything_is_loaded(specbench):
+def test_a_method_without_a_server_address_is_rejected(specbench):
     with pytest.raises(UsageError, match="needs the address of a server") as caught:
         specbench("engine:http")
     assert caught.value.hint == "--set engine:http.url=http://127.0.0.1:8000"

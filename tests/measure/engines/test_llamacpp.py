@@ -1,5 +1,4 @@
-"""llama.cpp beside our own decoding: the very ids, counters that add up, its own vanilla; and the
-files that it is given, which any reader of GGUF understands."""
+"""Tests of llama.cpp as an engine: equal ids, counters, its own vanilla, and the GGUF files."""
 
 import gguf
 import numpy as np
@@ -28,7 +27,7 @@ SIZES = {
 @pytest.mark.llamacpp
 @pytest.mark.filterwarnings("default")
 @pytest.mark.usefixtures("small_pair")
-def test_llamacpps_rows_decode_vanillas_tokens_over_a_vanilla_of_their_own(specbench):
+def test_llamacpp_methods_decode_vanillas_tokens_and_have_their_own_vanilla(specbench):
     outcome = specbench(*ROWS, limit=3, max_new_tokens=16)
     assert outcome.exit_code == ExitCode.OK
     for record in outcome.records:
@@ -48,27 +47,29 @@ def test_llamacpps_rows_decode_vanillas_tokens_over_a_vanilla_of_their_own(specb
 
 @pytest.mark.llamacpp
 @pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "Mistral"])
-def test_llamacpp_says_what_transformers_says_of_each_kind_of_model(kind, tmp_path):
+def test_llamacpp_gives_the_logits_of_transformers(kind, tmp_path):
     from llama_cpp import Llama
 
-    model = tiny(kind)
+    model = make_tiny_model(kind)
     ids = torch.arange(3, 23)[None]
     file = str(llamacpp.get_gguf_file(model))
-    read = Llama(file, n_ctx=256, logits_all=True, verbose=False, type_k=0, type_v=0)
-    read.eval(ids[0].tolist())
+    llama = Llama(file, n_ctx=256, logits_all=True, verbose=False, type_k=0, type_v=0)
+    llama.eval(ids[0].tolist())
     with torch.no_grad():
-        wanted = model(ids).logits[0].numpy()
-    assert np.allclose(read.scores[: ids.shape[1]], wanted, atol=1e-3)
+        expected = model(ids).logits[0].numpy()
+    assert np.allclose(llama.scores[: ids.shape[1]], expected, atol=1e-3)
 
 
-def test_without_llamacpp_a_row_says_what_to_install(specbench, small_pair, monkeypatch):
+def test_missing_llamacpp_is_an_error_with_a_hint(specbench, small_pair, monkeypatch):
     monkeypatch.setattr("methods._engines.find_spec", lambda _: None)
-    with pytest.raises(EnvironmentFault, match="llama-cpp-python, which is not installed") as got:
+    with pytest.raises(
+        EnvironmentFault, match="llama-cpp-python, which is not installed"
+    ) as caught:
         specbench("engine:llama.cpp")
-    assert got.value.hint == "pip install 'specbench-cli[llamacpp]'"
+    assert caught.value.hint == "pip install 'specbench-cli[llamacpp]'"
 
 
-def tiny(kind, **more):
+def make_tiny_model(kind, **more):
     torch.manual_seed(len(kind))
     config = getattr(transformers, f"{kind}Config")(**SIZES | {"sliding_window": None} | more)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
@@ -78,8 +79,8 @@ def tiny(kind, **more):
     return model
 
 
-def test_a_written_file_has_all_weights_and_rotates_neighbours():
-    model = tiny("Llama", tie_word_embeddings=False)
+def test_gguf_file_has_all_weights_in_rope_order():
+    model = make_tiny_model("Llama", tie_word_embeddings=False)
     reader = gguf.GGUFReader(llamacpp.get_gguf_file(model))
     stored = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
     own = {name: weight.numpy() for name, weight in model.state_dict().items()}
@@ -93,20 +94,20 @@ def test_a_written_file_has_all_weights_and_rotates_neighbours():
     assert reader.fields["llama.rope.freq_base"].contents() == 10_000
 
 
-def test_of_a_cut_output_no_token_that_it_leaves_out_is_ever_the_likeliest():
-    says = torch.tensor([7, 3, 60])
-    model = restrict_output(tiny("Llama"), says)
+def test_gguf_file_of_a_restricted_output_never_prefers_a_removed_token():
+    kept_ids = torch.tensor([7, 3, 60])
+    model = restrict_output(make_tiny_model("Llama"), kept_ids)
     reader = gguf.GGUFReader(llamacpp.get_gguf_file(model))
     output = next(np.array(each.data) for each in reader.tensors if each.name == "output.weight")
-    assert np.array_equal(output[says], model.lm_head.weight.detach().numpy())
+    assert np.array_equal(output[kept_ids], model.lm_head.weight.detach().numpy())
     hidden = torch.randn(500, 32, generator=torch.Generator().manual_seed(1))
-    said = torch.tensor(hidden.numpy() @ output.T).argmax(-1)
-    assert set(said.tolist()) == set(says.tolist())
-    assert torch.equal(said, model.lm_head(hidden).argmax(-1))
+    likeliest = torch.tensor(hidden.numpy() @ output.T).argmax(-1)
+    assert set(likeliest.tolist()) == set(kept_ids.tolist())
+    assert torch.equal(likeliest, model.lm_head(hidden).argmax(-1))
 
 
-def test_a_written_file_goes_with_its_module():
-    model = tiny("Qwen2")
+def test_gguf_file_is_deleted_with_its_model():
+    model = make_tiny_model("Qwen2")
     path = llamacpp.get_gguf_file(model)
     assert path.is_file() and llamacpp.get_gguf_file(model) == path
     del model
@@ -117,19 +118,19 @@ SCALED = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "says"),
+    ("kind", "more", "kept_ids"),
     [
         ("Gemma2", {}, "model_type gemma2 cannot be written"),
         ("Llama", {"rope_parameters": SCALED}, "rope_type linear cannot"),
         ("Mistral", {"sliding_window": 8}, "sliding_window cannot"),
     ],
 )
-def test_a_model_that_is_not_written_is_named(kind, more, says):
-    with pytest.raises(MethodFault, match=says):
-        llamacpp.get_gguf_file(tiny(kind, **more))
+def test_unsupported_model_is_rejected(kind, more, kept_ids):
+    with pytest.raises(MethodFault, match=kept_ids):
+        llamacpp.get_gguf_file(make_tiny_model(kind, **more))
 
 
-def test_what_drafts_is_counted():
+def test_drafter_counts_steps_and_tokens():
     drafting = llamacpp.CountingDrafter(lambda ids: ids[-3:])
     assert drafting(np.arange(5, dtype=np.intc)).tolist() == [2, 3, 4]
     drafting(np.arange(2, dtype=np.intc))

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI beside our own decoding: the very ids, counters that add up, its own vanilla."""
+"""Tests of OpenVINO GenAI as an engine: equal ids, counters, and its own vanilla."""
 
 import pytest
 
@@ -12,7 +12,7 @@ ROWS = ("engine:openvino", "engine:openvino-draft", "engine:openvino-lookup")
 
 @pytest.mark.openvino
 @pytest.mark.filterwarnings("default")
-def test_openvinos_rows_decode_vanillas_tokens_over_a_vanilla_of_their_own(specbench):
+def test_openvino_methods_decode_vanillas_tokens_and_have_their_own_vanilla(specbench):
     outcome = specbench(*ROWS, limit=3, max_new_tokens=16)
     assert outcome.exit_code == ExitCode.OK
     for record in outcome.records:
@@ -28,7 +28,7 @@ def test_openvinos_rows_decode_vanillas_tokens_over_a_vanilla_of_their_own(specb
     assert rows["engine:openvino-draft"].mat >= 1
 
 
-def test_without_openvino_a_row_says_what_to_install(specbench, monkeypatch):
+def test_missing_openvino_is_an_error_with_a_hint(specbench, monkeypatch):
     monkeypatch.setattr("methods._engines.find_spec", lambda _: None)
     with pytest.raises(EnvironmentFault, match="OpenVINO GenAI, which is not installed") as caught:
         specbench("engine:openvino")

@@ -1,4 +1,4 @@
-"""Prompts that are decoded together: records as of each alone, and a time that they share."""
+"""Tests of batches and of `--load`: records equal those of single prompts and share a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specbench_cli.summary.pairing import process_number
 pytestmark = pytest.mark.usefixtures("small_pair")
 
 
-def test_more_prompts_than_a_batch_holds_join_as_others_leave(specbench):
+def test_prompts_join_a_full_batch_when_others_finish(specbench):
     outcome = specbench("eqspec", batch=2, limit=5, max_new_tokens=8)
     assert outcome.exit_code == 0
     for label in ("vanilla", "eqspec"):
@@ -26,44 +26,49 @@ def test_more_prompts_than_a_batch_holds_join_as_others_leave(specbench):
         assert {(record.batch.size, record.batch.at_once) for record in records} == {(5, 2)}
         assert {record.verdict.kind for record in records} <= {"reference", "identical"}
         assert sum(record.ns.total for record in records) <= records[0].batch.total
-        for record in records:  # its own forwards: a prefill, then one a step
+        for record in records:  # a prefill, then one forward per step
             assert record.target_forwards == 1 + len(record.steps.levels)
-        ended = [record.batch.finished for record in records]
-        assert len(set(ended)) == 5 and max(ended) <= records[0].batch.total
-    counted = [record.extra for record in outcome.by_label("eqspec")]
-    assert all(extra.keys() == {"realigned_rows"} for extra in counted)
+        finish_times = [record.batch.finished for record in records]
+        assert len(set(finish_times)) == 5 and max(finish_times) <= records[0].batch.total
+    extras = [record.extra for record in outcome.by_label("eqspec")]
+    assert all(extra.keys() == {"realigned_rows"} for extra in extras)
 
 
-def test_a_prompt_that_joins_is_read_in_parts_and_its_record_says_so(specbench):
+def test_a_prompt_that_joins_has_a_chunked_prefill(specbench):
     whole = specbench("eqspec", batch=2, limit=5, max_new_tokens=12)
     parts = specbench("eqspec", batch=2, limit=5, max_new_tokens=12, prefill_chunk=16)
     assert parts.exit_code == 0
     lengths = {(p.prompt_id, p.turn): len(p.ids) for p in RunDir.open(parts.path).prompts()}
     several = 0
     for label in ("vanilla", "eqspec"):
-        for ours, theirs in zip(parts.by_label(label), whole.by_label(label), strict=True):
-            assert (ours.output_ids, ours.steps) == (theirs.output_ids, theirs.steps)
-            kinds = [(kind.model, kind.role) for kind in ours.forwards.kinds]
-            told = zip(
-                map(kinds.__getitem__, ours.forwards.kind), ours.forwards.n_tokens, strict=True
+        for record, whole_record in zip(parts.by_label(label), whole.by_label(label), strict=True):
+            assert (record.output_ids, record.steps) == (
+                whole_record.output_ids,
+                whole_record.steps,
             )
-            read = [n for kind, n in told if kind == ("target", "prefill")]
-            assert sum(read) == lengths[ours.prompt_id, ours.turn]
-            assert ours.target_forwards == len(read) + len(ours.steps.levels)
-            assert 0 < ours.ns.prefill < ours.ns.total
+            kinds = [(kind.model, kind.role) for kind in record.forwards.kinds]
+            prompt_forwards = zip(
+                map(kinds.__getitem__, record.forwards.kind), record.forwards.n_tokens, strict=True
+            )
+            read = [n for kind, n in prompt_forwards if kind == ("target", "prefill")]
+            assert sum(read) == lengths[record.prompt_id, record.turn]
+            assert record.target_forwards == len(read) + len(record.steps.levels)
+            assert 0 < record.ns.prefill < record.ns.total
             several += len(read) > 1
-            assert max(read[:-1], default=0) <= 16  # the rest whole, where the other one has ended
+            assert (
+                max(read[:-1], default=0) <= 16
+            )  # the last part is whole if the other prompt has ended
     assert several
 
 
-def test_a_run_deals_its_prompts_in_groups_of_a_few_batches(specbench, monkeypatch):
+def test_prompts_are_measured_in_groups_of_a_few_batches(specbench, monkeypatch):
     monkeypatch.setattr(plan, "PROMPTS_PER_SLOT", 2)
     outcome = specbench(batch=2, limit=6, max_new_tokens=2)
     sizes = [record.batch.size for record in outcome.by_label("vanilla")]
     assert sorted(sizes) == [1, 2, 2, 4, 4, 4, 4]  # one question has a second turn
 
 
-def test_requests_join_no_sooner_than_they_arrive(specbench):
+def test_requests_join_only_after_they_arrive(specbench):
     outcome = specbench("eqspec", batch=2, limit=4, max_new_tokens=6, load="burst:2:0.4")
     assert outcome.exit_code == 0
     for label in ("vanilla", "eqspec"):
@@ -81,7 +86,7 @@ def test_requests_join_no_sooner_than_they_arrive(specbench):
     assert "    7.5 " in text and "eqspec" in text
 
 
-def test_several_rates_are_a_pass_each_of_one_process(specbench):
+def test_each_of_several_rates_is_a_pass_of_one_process(specbench):
     outcome = specbench(batch=2, limit=3, max_new_tokens=3, load="poisson:40,80")
     assert outcome.exit_code == 0
     assert (outcome.log.total, len(outcome.records)) == (6, 6)
@@ -90,17 +95,17 @@ def test_several_rates_are_a_pass_each_of_one_process(specbench):
     assert {process_number(number) for number in by_load.values()} == {1}
     slow, fast = load_rows(outcome.records)
     assert fast.offered_rate == pytest.approx(2 * slow.offered_rate)
-    parts = [each.part for each in outcome.log.said if isinstance(each, PromptProgress)]
+    parts = [each.part for each in outcome.log.events if isinstance(each, PromptProgress)]
     assert dict.fromkeys(parts) == dict.fromkeys(["load poisson:40", "load poisson:80"])
     reading = write_outputs(RunDir.open(outcome.path))
     assert reading.summary.passes == 1
     assert "poisson:80" in (outcome.path / "figures" / "load.csv").read_text()
 
 
-def test_what_an_interrupted_row_lacks_meets_the_whole_load_again(specbench):
-    asked = {"batch": 2, "limit": 4, "max_new_tokens": 6, "load": "burst:2:0.2"}
+def test_missing_outputs_are_measured_under_the_whole_load_after_resuming(specbench):
+    settings = {"batch": 2, "limit": 4, "max_new_tokens": 6, "load": "burst:2:0.2"}
     with pytest.raises(KeyboardInterrupt):
-        specbench("eqspec", log=specbench.log(interrupt_after=3), **asked)
+        specbench("eqspec", log=specbench.log(interrupt_after=3), **settings)
     before = list(RunDir.open(specbench.path(1)).records())
     assert 0 < len(before) < 8
     outcome = specbench(resume=specbench.path(1))
@@ -110,18 +115,18 @@ def test_what_an_interrupted_row_lacks_meets_the_whole_load_again(specbench):
     }.items()
     for label in ("vanilla", "eqspec"):
         batches = [record.batch for record in outcome.by_label(label)]
-        met = sorted((batch.place, batch.size, batch.arrived) for batch in batches)
-        assert met == [(0, 4, 0), (1, 4, 0), (2, 4, 200_000_000), (3, 4, 200_000_000)]
+        loads_seen = sorted((batch.place, batch.size, batch.arrived) for batch in batches)
+        assert loads_seen == [(0, 4, 0), (1, 4, 0), (2, 4, 200_000_000), (3, 4, 200_000_000)]
 
 
-def test_a_sweep_and_other_runs_are_read_as_one(specbench):
-    asked = {"batch": 2, "limit": 3, "max_new_tokens": 3}
+def test_a_load_sweep_and_other_runs_are_combined(specbench):
+    settings = {"batch": 2, "limit": 3, "max_new_tokens": 3}
     loads = ("poisson:40,80", "poisson:20", "poisson:80")
-    runs = [RunDir.open(specbench(load=load, **asked).path) for load in loads]
+    runs = [RunDir.open(specbench(load=load, **settings).path) for load in loads]
     found = read_runs(runs)
     rows = load_rows(found.records)
-    met = [(row.label, row.load, row.requests, len(row.ttft)) for row in rows]
-    assert met == [
+    loads_seen = [(row.label, row.load, row.requests, len(row.ttft)) for row in rows]
+    assert loads_seen == [
         ("vanilla", "poisson:20", 3, 1),
         ("vanilla", "poisson:40", 3, 1),
         ("vanilla", "poisson:80", 6, 2),  # of two runs, each with its own queue
@@ -134,11 +139,11 @@ def test_a_sweep_and_other_runs_are_read_as_one(specbench):
 
 
 @pytest.mark.parametrize(("load", "why"), [("poisson:x", "RATE must be"), ("trace:a", "read")])
-def test_a_load_that_makes_no_sense_is_refused(specbench, load, why):
+def test_an_invalid_load_is_rejected(specbench, load, why):
     with pytest.raises(ValueError, match=why):
         specbench(load=load)
 
 
-def test_a_method_that_decodes_alone_has_no_load(specbench):
+def test_load_is_rejected_for_a_method_without_batches(specbench):
     with pytest.raises(UsageError, match="pearl decodes one prompt at a time, and --load"):
         specbench("pearl", load="poisson:1")

@@ -1,5 +1,4 @@
-"""A run whose methods choose by what forwards cost: once measured, the same until it is done; and
-a probe whose rounds lie between a run's prompts."""
+"""Tests of runs that measure step costs, and of cost probes between the prompts of a run."""
 
 import json
 
@@ -27,13 +26,13 @@ AUTO = {
 
 @pytest.fixture
 def probes(monkeypatch, tmp_path):
-    """Quick probes that find forwards to cost what the test says, and are counted."""
+    """A stub of `measure_step_costs` with costs that the test sets. It stores its calls."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    made, asked = [], []
+    measured_models, batch_settings = [], []
 
     def measure_step_costs(workspace, windows, positions, *, most, sampling):
-        made.append(sorted(workspace.decoders))
-        asked.append((most, sampling.rule))
+        measured_models.append(sorted(workspace.decoders))
+        batch_settings.append((most, sampling.rule))
         line = {1: 1.0, 64: 1.0 + measure_step_costs.rows}
         return StepCosts(
             source="test",
@@ -43,7 +42,11 @@ def probes(monkeypatch, tmp_path):
             relative={"target": line, "draft": {1: 0.1}},
         )
 
-    measure_step_costs.rows, measure_step_costs.made, measure_step_costs.asked = 1.0, made, asked
+    (
+        measure_step_costs.rows,
+        measure_step_costs.measured_models,
+        measure_step_costs.batch_settings,
+    ) = 1.0, measured_models, batch_settings
     monkeypatch.setattr(module, "measure_step_costs", measure_step_costs)
     return measure_step_costs
 
@@ -52,9 +55,9 @@ def nodes(outcome):
     return {r.key: r.steps.nodes for r in outcome.by_label("sps-tree")}
 
 
-def test_costs_are_measured_once_and_kept_in_the_manifest(specbench, probes):
+def test_costs_are_measured_once_and_stored_in_the_manifest(specbench, probes):
     flat = specbench(AUTO, limit=1)
-    assert probes.made == [["draft", "target"]]
+    assert probes.measured_models == [["draft", "target"]]
     assert flat.manifest["step_costs"]["relative"]["target"] == {"1": 1.0, "64": 2.0}
     assert flat.by_label("sps-tree")[0].params.effective["nodes"] == "auto"
     assert {r.verdict.kind for r in flat.by_label("sps-tree")} == {"identical"}
@@ -63,46 +66,44 @@ def test_costs_are_measured_once_and_kept_in_the_manifest(specbench, probes):
     assert sum(map(sum, nodes(steep).values())) < sum(map(sum, nodes(flat).values()))
 
 
-def test_resumed_run_goes_by_the_costs_that_it_began_with(specbench, probes):
+def test_resumed_run_uses_the_stored_costs(specbench, probes):
     whole = specbench(AUTO, limit=2)
     with pytest.raises(KeyboardInterrupt):
         specbench(AUTO, limit=2, log=specbench.log(interrupt_after=2))
     probes.rows = 6300.0
     assert nodes(specbench(resume=specbench.path(2))) == nodes(whole)
-    assert len(probes.made) == 2
+    assert len(probes.measured_models) == 2
 
 
-def test_run_that_chooses_nothing_by_costs_measures_none(specbench, probes):
+def test_run_without_cost_dependent_methods_measures_no_costs(specbench, probes):
     assert specbench("sps", limit=1).manifest.get("step_costs") is None
-    assert probes.made == []
+    assert probes.measured_models == []
 
 
-def test_steps_of_the_runs_batch_are_timed_where_a_method_goes_by_load(specbench, probes):
+def test_batched_steps_are_measured_if_a_method_depends_on_load(specbench, probes):
     by_load = {"name": "eqspec", "params": {"length": "synergy", "max": 3}}
     specbench(by_load, limit=2, batch=2)
     specbench(AUTO, limit=1)
-    assert probes.asked == [(2, "greedy"), (0, "greedy")]
+    assert probes.batch_settings == [(2, "greedy"), (0, "greedy")]
 
 
 @pytest.fixture
 def rounds(monkeypatch, tmp_path):
-    """Rounds of a few points; returns what comes to pass, in order."""
+    """Probe rounds of a few points. The value is the list of rounds and prompts, in order."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     grid = ProbeGrid(contexts=(16, 64), chains=(1, 4), trees=(4,), levels=(2,))
     monkeypatch.setitem(probe.Probe.__init__.__kwdefaults__, "grid", grid)
     monkeypatch.setattr(module, "MAX_PROMPTS", 1)
-    told, go_on = [], module.InterleavedProbe.measure_round
+    events, measure_round = [], module.InterleavedProbe.measure_round
     monkeypatch.setattr(
         module.InterleavedProbe,
         "measure_round",
-        lambda between: (told.append("round"), go_on(between)),
+        lambda between: (events.append("round"), measure_round(between)),
     )
-    return told
+    return events
 
 
-def test_rounds_of_a_probe_lie_between_the_prompts_and_the_run_is_predicted_by_them(
-    specbench, rounds
-):
+def test_probe_rounds_are_between_the_prompts_and_predict_the_run(specbench, rounds):
     log = specbench.log()
     log.prompt = lambda progress: rounds.append(progress.prompt)
     outcome = specbench("sps", limit=3, probe=2, threads=1, log=log)
@@ -122,21 +123,21 @@ def test_rounds_of_a_probe_lie_between_the_prompts_and_the_run_is_predicted_by_t
 def test_each_pass_has_its_own_probe(specbench, rounds, monkeypatch):
     from specbench_cli.measure import run as execute
 
-    def here(run_dir, number, what, flags, *, resumable):
+    def run_here(run_dir, number, what, flags, *, resumable):
         plan, again = execute.resume_run(run_dir.path, specbench.log(), part=True)
         execute.measure_run(plan, again, specbench.log(), only_pass=number)
 
-    monkeypatch.setattr(execute, "run_repeat", here)
+    monkeypatch.setattr(execute, "run_repeat", run_here)
     outcome = specbench("pld", limit=1, probe=1, repeats=2, threads=1)
     assert len(load_costs(RunDir.open(outcome.path))) == 2
 
 
-def test_several_sequences_are_probed_together_where_a_run_has_batches(specbench, rounds):
+def test_batches_are_probed_if_the_run_has_batches(specbench, rounds):
     outcome = specbench("pld", limit=2, probe=1, batch=2, threads=1)
     assert load_costs(RunDir.open(outcome.path))[0].batch.most == 2
 
 
-def test_noise_in_the_rounds_leaves_no_costs_and_says_so(specbench, rounds, monkeypatch):
+def test_noisy_probe_rounds_store_no_costs_and_leave_a_note(specbench, rounds, monkeypatch):
     monkeypatch.setattr(NoiseMeter, "is_full", lambda self: True)
     monkeypatch.setattr(NoiseMeter, "close", lambda self: 0.5)
     outcome = specbench("pld", limit=1, probe=1, allow_noise=False)
@@ -144,7 +145,7 @@ def test_noise_in_the_rounds_leaves_no_costs_and_says_so(specbench, rounds, monk
     assert not list(outcome.path.glob("costs-*.json"))
 
 
-def test_costs_of_a_run_that_are_damaged_are_one_clear_error(specbench, rounds):
+def test_damaged_costs_of_a_run_are_an_error(specbench, rounds):
     outcome = specbench("pld", limit=1, probe=1, threads=1)
     file = outcome.path / "costs-1.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"curves": 1}))
@@ -156,13 +157,13 @@ def test_costs_of_a_run_that_are_damaged_are_one_clear_error(specbench, rounds):
 
 
 @pytest.mark.parametrize(
-    ("beside", "words"),
+    ("beside", "message"),
     [
-        ({"executor": "ray"}, "drop probe: it is of one machine"),
-        ({"memory_budget": "2GB"}, "does not include the KV statess that a probe takes"),
+        ({"executor": "ray"}, "omit probe, which measures one machine"),
+        ({"memory_budget": "2GB"}, "does not include the KV states of a probe"),
         ({"probe": 0}, "greater than or equal to 1"),
     ],
 )
-def test_probe_beside_what_it_cannot_go_with_is_refused(beside, words):
-    with pytest.raises(ValidationError, match=words):
+def test_probe_is_rejected_with_incompatible_options(beside, message):
+    with pytest.raises(ValidationError, match=message):
         RunConfig.model_validate({"methods": [{"name": "pld"}], "probe": 2, **beside})

@@ -1,4 +1,4 @@
-"""`--grammar`: outputs of the grammar alone, the same for all methods, and counted."""
+"""Tests of `--grammar`: all methods give the same outputs, which the grammar allows."""
 
 from __future__ import annotations
 
@@ -50,19 +50,17 @@ def texts(outcome, label="vanilla"):
 
 
 @pytest.mark.parametrize("rule", [{}, {"temperature": 0.8, "verify": "coupled"}])
-def test_methods_give_constrained_vanillas_ids_and_all_that_is_complete_is_valid(
-    specbench, person, rule
-):
+def test_methods_give_the_ids_of_constrained_vanilla_and_valid_outputs(specbench, person, rule):
     tasks = {"tasks": ["json"], "limit": 3, "max_new_tokens": 48}
     outcome = specbench("sps", "pld", grammar=person, **tasks, **rule)
     assert outcome.exit_code == ExitCode.OK
     assert {r.verdict.kind for r in outcome.records} == {"reference", "identical"}
     assert all(r.finish == "eos" and r.valid for r in outcome.records)
-    for said in texts(outcome).values():
-        assert json.loads(said).keys() == PERSON["properties"].keys()
+    for output in texts(outcome).values():
+        assert json.loads(output).keys() == PERSON["properties"].keys()
 
 
-def test_what_the_budget_cuts_is_said_and_is_not_counted_as_valid(specbench, person):
+def test_outputs_cut_at_the_token_limit_are_reported_and_not_valid(specbench, person):
     outcome = specbench("pld", grammar=person, tasks=["json"], limit=2, max_new_tokens=5)
     assert {(r.finish, r.valid) for r in outcome.records} == {("length", None)}
     reading = read_report_data(RunDir.open(outcome.path))
@@ -72,18 +70,18 @@ def test_what_the_budget_cuts_is_said_and_is_not_counted_as_valid(specbench, per
     assert "under grammar person.json" in " ".join(reading.facts.header({"json": 2}, 100))
 
 
-def test_vanilla_is_the_librarys_mask_in_a_loop_of_transformers(specbench, person):
+def test_vanilla_equals_masked_decoding_with_transformers(specbench, person):
     outcome = specbench(grammar=person, tasks=["json"], limit=2, max_new_tokens=48)
     checkpoint = resolve("embedded-7m")
     module = get_module(load_decoder(checkpoint.path, name="target"))
     tokenizer = load_tokenizer(checkpoint)
-    words = llguidance.hf.from_tokenizer(tokenizer)
-    asked = {prompt.prompt_id: prompt.ids for prompt in outcome.prompts}
+    grammar_tokenizer = llguidance.hf.from_tokenizer(tokenizer)
+    prompt_ids = {prompt.prompt_id: prompt.ids for prompt in outcome.prompts}
     for record in outcome.by_label("vanilla"):
         matcher = llguidance.LLMatcher(
-            words, llguidance.LLMatcher.grammar_from_json_schema(json.dumps(PERSON))
+            grammar_tokenizer, llguidance.LLMatcher.grammar_from_json_schema(json.dumps(PERSON))
         )
-        ids, found = torch.tensor([list(asked[record.prompt_id])]), []
+        ids, found = torch.tensor([list(prompt_ids[record.prompt_id])]), []
         while len(found) < 48 and found[-1:] != [tokenizer.eos_token_id]:
             with torch.no_grad():
                 row = module(input_ids=ids).logits[0, -1].clone()
@@ -96,34 +94,36 @@ def test_vanilla_is_the_librarys_mask_in_a_loop_of_transformers(specbench, perso
         assert found == record.output_ids
 
 
-def test_a_batch_is_held_to_it_as_vanilla_alone_is(specbench, person):
+def test_a_batch_gives_the_same_constrained_outputs(specbench, person):
     alone = specbench(grammar=person, tasks=["json"], limit=3, max_new_tokens=24)
-    together = specbench("sps", grammar=person, tasks=["json"], limit=3, max_new_tokens=24, batch=3)
-    due = {r.prompt_id: r.output_ids for r in alone.records}
-    assert all(r.output_ids == due[r.prompt_id] for r in together.records)
+    batched = specbench("sps", grammar=person, tasks=["json"], limit=3, max_new_tokens=24, batch=3)
+    expected = {r.prompt_id: r.output_ids for r in alone.records}
+    assert all(r.output_ids == expected[r.prompt_id] for r in batched.records)
 
 
-def test_drawn_outputs_are_judged_by_the_processed_distribution(specbench, person):
+def test_sampled_outputs_are_checked_by_the_constrained_distribution(specbench, person):
     settings = {"grammar": person, "tasks": ["json"], "limit": 2, "max_new_tokens": 48}
     outcome = specbench("sps", temperature=1.0, **settings)
     assert outcome.exit_code == ExitCode.OK
     for record in outcome.records:
         assert record.valid
         assert record.likelihood is not None
-        # Letters that the grammar leaves no choice of are sure.
+        # A token without an alternative in the grammar has probability 1.
         assert record.log_probs[0] == 0.0
 
 
-def test_the_manifest_names_it_and_another_one_is_another_run(specbench, person, tmp_path):
+def test_the_manifest_has_the_grammar_and_a_changed_one_prevents_resuming(
+    specbench, person, tmp_path
+):
     log = specbench.log(interrupt_after=1)
     with pytest.raises(KeyboardInterrupt):
         specbench("pld", grammar=person, tasks=["json"], limit=2, log=log)
     path = specbench.path(1)
-    begun = json.loads((path / "manifest.json").read_text())
-    held = begun["grammar"]
-    assert held["name"] == "person.json"
-    assert held["library"].startswith("llguidance ")
-    assert begun["config"]["effective"]["grammar"] == f"person.json {held['sha256'][:12]}"
+    manifest = json.loads((path / "manifest.json").read_text())
+    grammar = manifest["grammar"]
+    assert grammar["name"] == "person.json"
+    assert grammar["library"].startswith("llguidance ")
+    assert manifest["config"]["effective"]["grammar"] == f"person.json {grammar['sha256'][:12]}"
     (tmp_path / "person.json").write_text(json.dumps({**PERSON, "required": []}))
     with pytest.raises(UsageError, match="setting grammar"):
         specbench(resume=path)
@@ -138,21 +138,21 @@ def test_the_manifest_names_it_and_another_one_is_another_run(specbench, person,
         ("digits.regex", "042", "4x"),
     ],
 )
-def test_a_text_is_held_against_each_kind_by_itself(tmp_path, name, holds, not_):
+def test_grammars_of_each_kind_accept_and_reject_a_text(tmp_path, name, holds, not_):
     (tmp_path / "words.lark").write_text('start: "a" "b"\n')
     (tmp_path / "words.gbnf").write_text('root ::= "a" digit\ndigit ::= [0-9]\n')
     (tmp_path / "digits.regex").write_text("[0-9]{3}\n")
-    asked = Grammar.read(name if name == "json" else str(tmp_path / name))
-    assert asked.accepts(holds)
-    assert not asked.accepts(not_)
-    assert not asked.accepts(holds[:-1])
+    grammar = Grammar.read(name if name == "json" else str(tmp_path / name))
+    assert grammar.accepts(holds)
+    assert not grammar.accepts(not_)
+    assert not grammar.accepts(holds[:-1])
 
 
 @pytest.mark.parametrize(
-    ("file", "held", "says"),
+    ("file", "grammar", "message"),
     [
-        (None, None, "there is no such file, and built-in grammars are: json"),
-        ("a.txt", "x", "its name must say what it is"),
+        (None, None, "the file does not exist, and built-in grammars are: json"),
+        ("a.txt", "x", "its name must have one of the suffixes .json"),
         ("a.json", "{", "is not a JSON schema"),
         ("a.json", '{"type": "objekt"}', "is not a JSON schema"),
         ("a.lark", "start: (", "is not a Lark grammar"),
@@ -160,17 +160,17 @@ def test_a_text_is_held_against_each_kind_by_itself(tmp_path, name, holds, not_)
         ("a.regex", "(", "is not a regular expression"),
     ],
 )
-def test_what_is_no_grammar_is_one_clear_error(tmp_path, file, held, says):
+def test_an_invalid_grammar_is_an_error_of_one_line(tmp_path, file, grammar, message):
     path = tmp_path / (file or "gone.json")
     if file is not None:
-        path.write_text(held)
-    with pytest.raises(UsageError, match=says) as caught:
+        path.write_text(grammar)
+    with pytest.raises(UsageError, match=message) as caught:
         Grammar.read(str(path))
     assert caught.value.hint
     assert "\n" not in caught.value.message
 
 
-def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch):
+def test_missing_grammar_package_is_an_error_with_a_hint(monkeypatch):
     monkeypatch.setattr(source, "LIBRARY", "no_such_library")
     with pytest.raises(EnvironmentFault, match="needs the Python package") as caught:
         Grammar.read("json")
@@ -178,16 +178,16 @@ def test_without_the_extra_the_error_says_how_to_install_it(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("row", "says"),
+    ("row", "message"),
     [
         ("hf:vanilla", "hf:vanilla is a method of another program"),
         (
             {"name": "medusa", "label": "lossy", "params": {"accept": "typical"}},
-            "lossy is lossy, and lets tokens stand",
+            "lossy is lossy, and may accept tokens that --grammar json forbids",
         ),
     ],
 )
-def test_a_row_that_nothing_holds_to_it_is_refused_before_the_run(specbench, row, says):
-    with pytest.raises(UsageError, match=says) as caught:
+def test_a_method_that_cannot_be_constrained_is_rejected(specbench, row, message):
+    with pytest.raises(UsageError, match=message) as caught:
         specbench(row, grammar="json", tasks=["json"])
     assert "omit --grammar" in caught.value.hint

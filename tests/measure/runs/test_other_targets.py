@@ -1,4 +1,4 @@
-"""Runs on targets that are no dense decoders: from a folder to a table that says which path ran."""
+"""Tests of runs on targets that are not dense decoders, e.g. mixtures of experts or Mamba."""
 
 import itertools
 import shutil
@@ -19,10 +19,10 @@ WORDS = "the a an of is in to and what who how many if each was were has have di
 
 @pytest.fixture
 def folder(tiny_checkpoint, tmp_path):
-    """A tiny checkpoint with a tokenizer beside it, as a hub has them."""
+    """Return a function that makes the folder of a tiny checkpoint with a tokenizer."""
 
-    def make(family, name, **how):
-        place = shutil.copytree(tiny_checkpoint(family, **how), tmp_path / name)
+    def make(family, name, **options):
+        place = shutil.copytree(tiny_checkpoint(family, **options), tmp_path / name)
         special = ["<unk>", "<end>"]
         words = [*special, *WORDS.split(), *map(str, range(60)), *"abcdefghijklmnopqrstuvwxyz?.,"]
         tokenizer = Tokenizer(
@@ -38,13 +38,17 @@ def folder(tiny_checkpoint, tmp_path):
 
 @pytest.fixture
 def pair(folder):
-    """A target and the same with some noise as its draft."""
+    """Return a function that makes a target and a draft model, which is the target with noise."""
 
     def make(family):
-        # transformers' own generate takes encoders and decoders of one depth.
-        how = {"num_layers": 3} if family == "t5" else {}
-        target = folder(family, "target", **how)
-        return {"target": target, "draft": folder(family, "draft", noise=0.1, **how), "raw": True}
+        # transformers' generate needs encoders and decoders of the same depth.
+        options = {"num_layers": 3} if family == "t5" else {}
+        target = folder(family, "target", **options)
+        return {
+            "target": target,
+            "draft": folder(family, "draft", noise=0.1, **options),
+            "raw": True,
+        }
 
     return make
 
@@ -52,9 +56,9 @@ def pair(folder):
 @pytest.mark.parametrize(
     ("family", "rule"), list(zip(FAMILIES, itertools.cycle(("greedy", "coupled")), strict=False))
 )
-def test_a_run_is_lossless_and_says_which_path_ran(specbench, pair, family, rule):
-    how = {} if rule == "greedy" else {"temperature": 0.8, "verify": "coupled"}
-    outcome = specbench("sps", "pld", "hf:vanilla", **pair(family), **how)
+def test_a_run_is_lossless_and_names_the_decoder(specbench, pair, family, rule):
+    options = {} if rule == "greedy" else {"temperature": 0.8, "verify": "coupled"}
+    outcome = specbench("sps", "pld", "hf:vanilla", **pair(family), **options)
     assert outcome.exit_code == 0, outcome.log.notes
     assert [record.error for record in outcome.records] == [None] * 8
     kinds = {record.verdict.kind for record in outcome.records}
@@ -75,33 +79,37 @@ def test_forwards_of_a_recurrent_target_are_all_counted(specbench, pair):
     assert drafted.target_forwards == 1 + sum(1 + (nodes > 0) for nodes in steps.nodes)
 
 
-def test_a_batch_of_recurrent_targets_says_what_each_says_alone(specbench, pair):
-    how = pair("mamba2")
-    alone, together = (specbench("sps", **how, batch=n, limit=4) for n in (1, 4))
-    ids = [{r.prompt_id: r.output_ids for r in each.by_label("sps")} for each in (alone, together)]
+def test_a_batch_on_a_recurrent_target_gives_the_same_ids(specbench, pair):
+    options = pair("mamba2")
+    alone, batched = (specbench("sps", **options, batch=n, limit=4) for n in (1, 4))
+    ids = [{r.prompt_id: r.output_ids for r in each.by_label("sps")} for each in (alone, batched)]
     assert ids[0] == ids[1]
 
 
-def test_trees_on_a_recurrent_target_fail_by_name_and_nothing_else_does(specbench, pair):
+def test_only_trees_fail_on_a_recurrent_target(specbench, pair):
     outcome = specbench("sps-tree", **pair("mamba2"))
     errors = {record.error for record in outcome.by_label("sps-tree")}
     assert all("supports only chains, not trees" in error for error in errors)
     assert {record.error for record in outcome.by_label("vanilla")} == {None}
 
 
-def test_a_draft_with_an_encoder_for_a_target_without_is_refused(specbench, folder):
-    how = {"target": folder("mixtral", "target"), "draft": folder("t5", "draft"), "raw": True}
+def test_a_draft_model_with_an_encoder_is_rejected_for_a_decoder_only_target(specbench, folder):
+    options = {"target": folder("mixtral", "target"), "draft": folder("t5", "draft"), "raw": True}
     with pytest.raises(UsageError, match="draft cannot draft for target: it reads its prompt"):
-        specbench("sps", **how)
+        specbench("sps", **options)
 
 
-def test_what_forwards_cost_is_not_measured_on_chains_alone(specbench, folder):
-    how = {"target": folder("mamba2", "target"), "draft": folder("mamba2", "draft"), "raw": True}
+def test_step_costs_are_not_measured_for_recurrent_models(specbench, folder):
+    options = {
+        "target": folder("mamba2", "target"),
+        "draft": folder("mamba2", "draft"),
+        "raw": True,
+    }
     with pytest.raises(UsageError, match="forwards of target and draft cannot be measured"):
-        specbench({"name": "sps-tree", "params": {"shape": "dynamic", "nodes": "auto"}}, **how)
+        specbench({"name": "sps-tree", "params": {"shape": "dynamic", "nodes": "auto"}}, **options)
 
 
-def test_our_own_decoder_needs_no_word():
+def test_the_fused_decoder_is_not_named_in_the_header():
     manifest = {"models": {"target": {"label": "t", "engine": "FusedDecoder"}, "draft": None}}
     assert Facts.from_manifest(manifest).header({}, 100)[0].startswith("specbench ?  target t")
     assert "module" not in "".join(Facts.from_manifest(manifest).header({}, 100))

@@ -1,4 +1,4 @@
-"""`--verify replay`: one path for all methods, at any temperature, and no claim from it."""
+"""Tests of `--verify replay`: every method emits vanilla's tokens, at any temperature."""
 
 import pytest
 
@@ -24,7 +24,7 @@ class Leaves(Method):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_all_methods_walk_vanillas_path(specbench, temperature):
+def test_all_methods_emit_vanillas_tokens(specbench, temperature):
     outcome = specbench("sps", "pld", temperature=temperature, verify="replay", limit=2)
     vanilla = {(r.prompt_id, r.turn): r.output_ids for r in outcome.by_label("vanilla")}
     assert outcome.exit_code == ExitCode.OK
@@ -38,7 +38,7 @@ def test_all_methods_walk_vanillas_path(specbench, temperature):
     assert any(sum(record.steps.accepted) for record in outcome.by_label("sps"))
 
 
-def test_a_greedy_replay_counts_what_a_greedy_run_counts(specbench):
+def test_a_greedy_replay_has_the_steps_of_a_greedy_run(specbench):
     replayed = specbench("sps", verify="replay", limit=2)
     plain = specbench("sps", limit=2)
     for one, other in zip(
@@ -48,7 +48,7 @@ def test_a_greedy_replay_counts_what_a_greedy_run_counts(specbench):
         assert one.steps == other.steps
 
 
-def test_what_is_replayed_is_what_vanilla_samples(specbench):
+def test_replayed_tokens_are_those_that_vanilla_samples(specbench):
     settings = {"temperature": 0.8, "limit": 2, "seed": 4}
     replayed = specbench(verify="replay", **settings)
     plain = specbench(verify="rejection", **settings)
@@ -56,9 +56,7 @@ def test_what_is_replayed_is_what_vanilla_samples(specbench):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_target_with_logits_that_are_not_finite_is_refused_by_name(
-    specbench, monkeypatch, temperature
-):
+def test_a_target_with_non_finite_logits_is_rejected(specbench, monkeypatch, temperature):
     generate = registry.load("vanilla").generate
 
     def broken(self, session):
@@ -72,7 +70,7 @@ def test_a_target_with_logits_that_are_not_finite_is_refused_by_name(
         specbench("pld", verify="replay", temperature=temperature, limit=1)
 
 
-def test_a_method_that_leaves_the_recording_fails(specbench, tmp_path):
+def test_a_method_that_emits_other_tokens_than_the_recording_fails(specbench, tmp_path):
     file = tmp_path / "leaves.py"
     file.write_text(LEAVES)
     outcome = specbench("leaves", verify="replay", plugins=[str(file)], limit=1)

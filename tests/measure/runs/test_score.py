@@ -1,4 +1,4 @@
-"""Scores in the records of a run."""
+"""Tests of the scores in the records of a run."""
 
 import json
 
@@ -24,7 +24,7 @@ CODE = {
 
 @pytest.fixture
 def code_task(tmp_path):
-    """A task of code whose tests any text passes that compiles, and most do not."""
+    """A coding task whose test passes for every answer that compiles."""
     (tmp_path / "code.jsonl").write_text(json.dumps({"prompt": "x = ?", "test": "pass"}) + "\n")
     (tmp_path / "code.yaml").write_text(yaml.safe_dump(CODE))
     return str(tmp_path / "code.yaml")
@@ -61,9 +61,9 @@ def test_code_is_scored_only_if_it_may_be_run(specbench, code_task, run_code, sc
     assert outcome.manifest["containment"] == ("limits" if run_code else None)
 
 
-def test_tests_that_are_no_program_without_the_answer_are_refused_and_named(specbench, tmp_path):
+def test_tests_that_do_not_compile_without_the_answer_are_rejected(specbench, tmp_path):
     (tmp_path / "code.jsonl").write_text(json.dumps({"prompt": "x = ?", "test": "pass"}) + "\n")
     program = "if True:\n    {answer}\n    {test}"
     (tmp_path / "code.yaml").write_text(yaml.safe_dump({**CODE, "program": program}))
-    with pytest.raises(UsageError, match=r"code/0: what follows \{answer\} .* '\\n    pass'"):
+    with pytest.raises(UsageError, match=r"code/0: the code after \{answer\} .* '\\n    pass'"):
         specbench("pld", tasks=[str(tmp_path / "code.yaml")], run_code=True, uncontained=True)

@@ -78,7 +78,7 @@ KEYS = {
 }
 
 
-def _check(outcome, says):
+def _check(outcome, message):
     assert {(r.prompt_id, r.turn, r.label) for r in outcome.records} == KEYS
     assert len(outcome.records) == len(KEYS)
     failed = [r for r in outcome.records if r.error is not None]
@@ -86,17 +86,17 @@ def _check(outcome, says):
     assert all(
         r.has_prompt_error and r.error.startswith("PromptError: prompt mine/1") for r in failed
     )
-    assert all(says in r.error for r in failed)
+    assert all(message in r.error for r in failed)
     assert all(r.verdict.kind != "mismatch" for r in outcome.records if r.error is None)
     assert outcome.manifest["status"] == "finished"
     assert not outcome.manifest["dropped"]
     assert outcome.exit_code == ExitCode.BAD_ANSWER
 
 
-@pytest.mark.parametrize(("turn", "template", "says"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize(("turn", "template", "message"), BAD.values(), ids=BAD)
 @pytest.mark.parametrize("more", [{}, {"batch": 2}], ids=["alone", "batch"])
 def test_only_the_turn_with_a_prompt_error_fails(
-    specbench, target, task, turn, template, says, more
+    specbench, target, task, turn, template, message, more
 ):
     rows = ["pld"] if more else ["pld", "suffix"]
     config = {"target": target(template), "tasks": [task(turn)], "limit": None, **more}
@@ -105,25 +105,25 @@ def test_only_the_turn_with_a_prompt_error_fails(
         failed = [(r.prompt_id, r.turn, r.label) for r in outcome.records if r.error]
         assert sorted(failed) == [("mine/1", 2, "pld"), ("mine/1", 2, "vanilla")]
         return
-    _check(outcome, says)
+    _check(outcome, message)
     assert sum("the run continues without this turn" in note for note in outcome.log.notes) == 1
-    cells = {label: outcome.by_label(label) for label in ("vanilla", "pld")}
+    records_by_label = {label: outcome.by_label(label) for label in ("vanilla", "pld")}
     # A fifth of the turns failed, but these do not count as failures of the method.
-    assert compute_speedups(cells, total_time, 100).by_label["pld"].ratio
+    assert compute_speedups(records_by_label, total_time, 100).by_label["pld"].ratio
 
 
 @pytest.mark.parametrize("after", [1, 5, 9, 11])
 def test_run_with_a_prompt_error_is_resumed(specbench, target, task, after):
-    turn, template, says = BAD["template"]
+    turn, template, message = BAD["template"]
     config = {"target": target(template), "tasks": [task(turn)], "limit": None}
     with pytest.raises(KeyboardInterrupt):
         specbench("pld", "suffix", log=specbench.log(interrupt_after=after), **config)
     path = specbench.path(1)
     assert RunDir.open(path).manifest["status"] == "interrupted"
-    _check(specbench(resume=path), says)
+    _check(specbench(resume=path), message)
 
 
-def test_question_that_is_bad_from_the_start_is_refused_with_all_others_like_it(
+def test_question_with_a_bad_first_turn_is_rejected_with_all_similar_ones(
     specbench, target, tmp_path
 ):
     rows = [2 * LONG, "Name a fruit.", "A pineapple?", "Call <|tool|>.", 2 * LONG]
@@ -165,16 +165,14 @@ def test_candidates_are_not_dropped_for_a_prompt_error(specbench, target, task):
     assert found.costs["pld"] == found.costs["twin"] is not None
 
 
-def test_answer_that_the_tokenizer_cannot_decode_has_no_score_and_ends_no_run(
-    specbench, target, tmp_path, monkeypatch
-):
+def test_answer_that_cannot_be_decoded_has_no_score(specbench, target, tmp_path, monkeypatch):
     def tokenizer_of(checkpoint, load=bench.load_tokenizer):
         def decode(ids, **_):
             raise IndexError("piece id is out of range")
 
-        made = load(checkpoint)
-        made.decode = decode
-        return made
+        tokenizer = load(checkpoint)
+        tokenizer.decode = decode
+        return tokenizer
 
     monkeypatch.setattr(bench, "load_tokenizer", tokenizer_of)
     (tmp_path / "rows.jsonl").write_text('{"turns": ["A fruit?", "More?"], "reference": "a"}\n')

@@ -1,4 +1,4 @@
-"""A row that reads vanilla's output: what it is given, how it is labelled, where it is refused."""
+"""Tests of the oracle draft length, which uses vanilla's output and gives an upper bound."""
 
 import pytest
 
@@ -12,7 +12,7 @@ ORACLE = {"name": "sps", "label": "oracle", "params": {"length": "oracle"}}
 
 
 @pytest.mark.parametrize("rule", [{}, {"temperature": 0.8, "verify": "coupled"}], ids=str)
-def test_the_oracle_is_rejected_once_a_step_at_most_and_needs_least_forwards(specbench, rule):
+def test_the_oracle_has_at_most_one_rejection_per_step(specbench, rule):
     outcome = specbench(ORACLE, "sps", limit=2, max_new_tokens=24, **rule)
     assert outcome.exit_code == ExitCode.OK
     forwards = {}
@@ -26,7 +26,7 @@ def test_the_oracle_is_rejected_once_a_step_at_most_and_needs_least_forwards(spe
     assert forwards["oracle"] <= forwards["sps"]
 
 
-def test_an_upper_bound_says_so_and_is_ranked_with_none(specbench):
+def test_an_upper_bound_is_labelled_and_not_ranked(specbench):
     outcome = specbench(ORACLE, "sps", limit=2, max_new_tokens=24)
     assert outcome.manifest["upper_bounds"] == ["oracle"]
     summary = summarise(outcome.records, outcome.manifest, resamples=20)
@@ -36,6 +36,6 @@ def test_an_upper_bound_says_so_and_is_ranked_with_none(specbench):
     assert metrics.verdicts(last).startswith("upper bound, ")
 
 
-def test_where_outputs_are_drawn_there_is_nothing_to_read(specbench):
-    with pytest.raises(UsageError, match="oracle reads vanilla's output"):
+def test_the_oracle_is_rejected_for_sampled_outputs(specbench):
+    with pytest.raises(UsageError, match="oracle drafts vanilla's output"):
         specbench(ORACLE, temperature=0.8)

@@ -1,4 +1,4 @@
-"""Lines for other engines: each parses as its engine reads it, and says where it was checked."""
+"""Launch commands for other engines: each parses as its engine reads it."""
 
 import ast
 import json
@@ -11,13 +11,13 @@ from specbench_cli import registry
 from specbench_cli.predict.recommend.engines import ServedModels, launch_commands, load_engines
 
 NAMES = ServedModels("org/big", "org/small", "org/head")
-EVERY = [
+ALL_COMMANDS = [
     (engine.name, engine.form, method, form)
     for engine in load_engines()
     for method, forms in engine.methods.items()
     for form in forms
 ]
-IDS = [f"{engine}-{method}-{at}" for at, (engine, _, method, _) in enumerate(EVERY)]
+IDS = [f"{engine}-{method}-{at}" for at, (engine, _, method, _) in enumerate(ALL_COMMANDS)]
 OPTIONS = {
     "SGLang": {
         "--model",
@@ -43,19 +43,19 @@ OPTIONS = {
 """What their documentation has, as it was when the lines were checked."""
 
 
-def filled(engine, method, form):
-    params = registry.declare(method, {**_numbers(method), **form.when}).params.model_dump()
+def fill_command(engine, method, form):
+    params = registry.declare(method, {**_number_defaults(method), **form.when}).params.model_dump()
     return next(each for each in launch_commands(method, params, NAMES) if each.engine == engine)
 
 
-def _numbers(method):
-    """Values where a default is none that an engine can be told."""
+def _number_defaults(method):
+    """Return numbers for parameters whose default an engine cannot use."""
     return {"exit": 2} if method == "layerskip" else {}
 
 
-@pytest.mark.parametrize(("engine", "kind", "method", "form"), EVERY, ids=IDS)
-def test_line_is_filled_and_parses_as_its_engine_reads_it(engine, kind, method, form):
-    line = filled(engine, method, form)
+@pytest.mark.parametrize(("engine", "kind", "method", "form"), ALL_COMMANDS, ids=IDS)
+def test_every_launch_command_parses_as_its_engine_reads_it(engine, kind, method, form):
+    line = fill_command(engine, method, form)
     assert line.lacks == "" and "$" not in line.text
     if kind == "shell":
         words = shlex.split(line.text)
@@ -74,35 +74,35 @@ def test_line_is_filled_and_parses_as_its_engine_reads_it(engine, kind, method, 
         ast.parse(line.text)
 
 
-def test_every_method_is_one_of_ours_and_every_engine_names_its_version():
-    assert {method for _, _, method, _ in EVERY} <= registry.built_in_methods().keys()
+def test_every_method_is_registered_and_every_engine_has_a_version():
+    assert {method for _, _, method, _ in ALL_COMMANDS} <= registry.built_in_methods().keys()
     assert [engine.name for engine in load_engines()] == [
         "vLLM", "SGLang", "TensorRT-LLM", "llama.cpp", "OpenVINO GenAI", "transformers"
     ]  # fmt: skip
     assert all(engine.version and engine.checked for engine in load_engines())
 
 
-def test_transformers_has_the_settings_that_its_lines_set():
+def test_transformers_accepts_the_settings_of_its_commands():
     import transformers
 
-    known = transformers.GenerationConfig().to_dict().keys() | {
+    supported = transformers.GenerationConfig().to_dict().keys() | {
         "assistant_model", "tokenizer", "assistant_tokenizer"
     }  # fmt: skip
-    for engine, _, method, form in EVERY:
+    for engine, _, method, form in ALL_COMMANDS:
         if engine == "transformers":
-            tree = ast.parse(filled(engine, method, form).text)
+            tree = ast.parse(fill_command(engine, method, form).text)
             calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
             named = {word.arg for call in calls for word in call.keywords} - {None}
-            assert named and named <= known
+            assert named and named <= supported
 
 
-def test_a_rule_that_engines_lack_is_said_instead_of_pasted():
+def test_an_unsupported_stopping_rule_is_named_in_place_of_a_command():
     params = registry.declare("sps", {"length": "heuristic"}).params.model_dump()
     settings = {line.engine: line for line in launch_commands("sps", params, NAMES)}
     assert settings["vLLM"].text == "" and "length=heuristic" in settings["vLLM"].lacks
 
 
-def test_settings_decide_which_form_a_line_has():
+def test_settings_select_the_form_of_a_command():
     def lookup(rule):
         params = registry.declare("pld", {"rule": rule, "ngram": 4}).params.model_dump()
         return next(
@@ -113,7 +113,7 @@ def test_settings_decide_which_form_a_line_has():
     assert '"prompt_lookup_min": 1' in lookup("transformers")
 
 
-def test_a_method_that_no_engine_has_gives_nothing_to_paste():
+def test_a_method_that_no_engine_supports_has_no_command():
     params = registry.declare("staged", {}).params.model_dump()
     assert {line.lacks for line in launch_commands("staged", params, NAMES)} == {
         "does not support staged"
@@ -121,13 +121,15 @@ def test_a_method_that_no_engine_has_gives_nothing_to_paste():
 
 
 @pytest.mark.openvino
-def test_openvino_has_what_its_lines_use():
+def test_openvino_has_the_api_that_its_commands_use():
     genai = pytest.importorskip("openvino_genai")
     config = genai.GenerationConfig()
-    for engine, _, method, form in EVERY:
+    for engine, _, method, form in ALL_COMMANDS:
         if engine == "OpenVINO GenAI":
-            tree = ast.parse(filled(engine, method, form).text)
-            used = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-            of = {node.attr: node.value.id for node in used if isinstance(node.value, ast.Name)}
+            tree = ast.parse(fill_command(engine, method, form).text)
+            attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+            of = {
+                node.attr: node.value.id for node in attributes if isinstance(node.value, ast.Name)
+            }
             assert all(hasattr(genai, name) for name, owner in of.items() if owner == "ov")
             assert all(hasattr(config, name) for name, owner in of.items() if owner == "config")

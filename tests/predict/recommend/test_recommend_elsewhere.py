@@ -1,4 +1,4 @@
-"""What a recommendation says of other batch sizes, machines and engines: computed, or why not."""
+"""Recommendations for other batch sizes, machines and engines."""
 
 import json
 import shutil
@@ -27,8 +27,10 @@ def run(tmp_path, monkeypatch):
 
 
 def costs(run, path, token_ns, **changes):
-    """Costs of the run's models: 1 ms a forward of the target, a tenth of that of the draft, and
-    so much a token."""
+    """Save costs of the run's models and return the file.
+
+    A target forward takes 1 ms, a draft forward a tenth of that. Each token adds `token_ns`.
+    """
     config = run.manifest["config"]["effective"]
 
     def curve(forward):
@@ -58,7 +60,7 @@ def costs(run, path, token_ns, **changes):
     return path
 
 
-def test_a_draft_is_worth_less_where_tokens_of_a_forward_cost_more(run, tmp_path):
+def test_higher_costs_per_token_reduce_the_predicted_speedup(run, tmp_path):
     light = costs(run, tmp_path / "light.json", 1e3)
     heavy = costs(run, tmp_path / "heavy.json", 1e6)
     found = speedup_model.model_speedups(run, ["sps"], [], None, [light, heavy])
@@ -67,7 +69,7 @@ def test_a_draft_is_worth_less_where_tokens_of_a_forward_cost_more(run, tmp_path
     assert not found.batches and not found.missing
 
 
-def test_batches_are_simulated_for_each_size_and_say_what_was_not_probed(run, tmp_path):
+def test_each_batch_size_is_simulated_and_unprobed_ones_are_named(run, tmp_path):
     file = costs(run, tmp_path / "here.json", 2e5)
     found = speedup_model.model_speedups(run, ["sps", "pld"], [2, 4], file, [])
     assert {(each["batch"], each["label"]) for each in found.batches} == {
@@ -78,7 +80,7 @@ def test_batches_are_simulated_for_each_size_and_say_what_was_not_probed(run, tm
     assert "specbench predict --probe --batch 4" in found.missing["what sequences add"]
 
 
-def test_without_costs_of_this_machine_it_says_how_to_probe_them(run):
+def test_missing_costs_name_the_probe_command(run):
     found = speedup_model.model_speedups(run, ["sps"], [2], None, [])
     assert not found.batches
     assert "specbench predict --probe" in found.missing["other batch sizes"]
@@ -107,7 +109,7 @@ def built(label):
     return {"label": label, "method": label, "set": {}, "lossless": True}
 
 
-def test_an_engine_without_the_method_gets_the_best_candidate_that_it_has():
+def test_an_engine_without_the_method_gets_its_best_supported_candidate():
     lines = advice._lines(
         select_best("staged", "sps", "pld"), built("staged"), outcome(staged=2.0, sps=1.5, pld=1.4)
     )
@@ -117,21 +119,21 @@ def test_an_engine_without_the_method_gets_the_best_candidate_that_it_has():
     assert len(lines) == 6
 
 
-def test_nothing_slower_than_vanilla_or_broken_stands_in_for_what_an_engine_lacks():
+def test_slow_or_broken_candidates_do_not_replace_an_unsupported_method():
     trials = outcome(staged=2.0, sps=0.9, pld=1.4)
     trials.best.trials["pld"].out = "its output is not vanilla's"
     lines = advice._lines(select_best("staged", "sps", "pld"), built("staged"), trials)
     assert all(line["text"] == "" and line["lacks"] == "does not support staged" for line in lines)
 
 
-def test_lines_name_the_models_where_an_engine_finds_them():
+def test_launch_commands_name_the_models_as_the_engine_expects():
     lines = advice._lines(select_best("sps"), built("sps"), outcome(sps=1.5))
     vllm = next(line for line in lines if line["engine"] == "vLLM")
     assert vllm["confirmed"] and "embedded-1m" in vllm["text"]
     assert json.loads(vllm["text"].partition("'")[2].rstrip("'"))["num_speculative_tokens"] == 5
 
 
-def test_the_command_has_settings_and_models_that_were_asked_for():
+def test_the_command_contains_the_selected_settings_and_models():
     row = MethodChoice(name="sps", label="sps length=3", params={"length": 3})
     config = select_best(row.model_dump(), target="embedded-7m", draft="embedded-1m")
     found = {"method": "sps", "set": {"length": 3}}

@@ -1,4 +1,4 @@
-"""Figures do not depend on a `matplotlibrc`: one in the working folder may be anybody's."""
+"""Tests that figures do not depend on a `matplotlibrc` in the working folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DRAWINGS = [_styled, _curves, _calibration, _alignment]
 
 
 @pytest.mark.parametrize("draw", DRAWINGS)
-def test_matplotlibrc_starts_no_latex_and_changes_no_figure(tmp_path, monkeypatch, draw):
+def test_matplotlibrc_does_not_affect_figures(tmp_path, monkeypatch, draw):
     calls = tmp_path / "RAN"
     fake = tmp_path / "bin/latex"
     fake.parent.mkdir()
@@ -57,6 +57,6 @@ def test_matplotlibrc_starts_no_latex_and_changes_no_figure(tmp_path, monkeypatc
     )
     with mpl.rc_context(fname=str(hostile)):
         draw(other)
-        assert mpl.rcParams["text.usetex"]  # the caller's own is back
+        assert mpl.rcParams["text.usetex"]  # the caller's setting is restored
     assert not calls.exists()
     assert other.read_bytes() == usual.read_bytes()

@@ -1,4 +1,4 @@
-"""The figure of a sweep has room for its words and its legend."""
+"""Tests of the figure of a sweep: its legend and its points."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def sweep(swept_run, manifest):
     return lambda **config: find_sweep(*swept_run(**config))
 
 
-def test_legend_lies_below_everything_and_names_bounds(sweep, check_legible):
-    # vanilla, sps, its bound, pld, a peer and the front: more than a row of the legend holds
+def test_legend_is_below_the_axes_and_has_upper_bounds(sweep, check_legible):
+    # These are more entries than fit into one row of the legend.
     figure = pareto.draw(sweep())
     renderer = figure.canvas.get_renderer()
     (legend,) = figure.legends
@@ -29,7 +29,7 @@ def test_legend_lies_below_everything_and_names_bounds(sweep, check_legible):
     check_legible(figure)
 
 
-def test_points_stand_at_their_rows_rates(sweep):
+def test_points_are_at_the_rates_of_their_methods(sweep):
     found = sweep()
     drawn = {tuple(at) for line in pareto.draw(found).axes[0].lines for at in line.get_xydata()}
     for point in found.points:
@@ -37,7 +37,7 @@ def test_points_stand_at_their_rows_rates(sweep):
             assert (point.row.discard_rate, point.row.verification_rate) in drawn
 
 
-def test_figure_is_drawn_of_words_alone_and_without_any_speedup(sweep, synthetic, manifest):
+def test_figure_is_drawn_for_text_values_and_without_speedups(sweep, synthetic, manifest):
     for p in (found := sweep(sweep={"sps": {"length": ["heuristic"]}})).points:
         p.swept.update({name: f"rule {value}" for name, value in p.swept.items()})
     assert pareto.draw(found)

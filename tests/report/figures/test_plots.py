@@ -1,4 +1,4 @@
-"""Plot kinds: legends, shared axes and intervals that continue beyond the axes."""
+"""Tests of plots: legends, shared axes, and intervals that extend beyond the axes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specbench_cli.report.figures.drawing.plots import Axis, Panel, PlotPoint, P
 POINTS = [PlotPoint(1, 1, 0.5, 9), PlotPoint(2, 2, 1.5, 2.5)]
 
 
-def test_a_legend_names_each_look_once_in_the_order_of_the_marks(check_legible):
+def test_a_legend_has_each_style_once(check_legible):
     first = [
         PlotSeries(POINTS, style.series_look(0), "b"),
         plots.RuleLine(y=1),
@@ -26,26 +26,26 @@ def test_a_legend_names_each_look_once_in_the_order_of_the_marks(check_legible):
     check_legible(figure)
 
 
-def test_a_panel_without_a_name_of_its_x_axis_has_no_tick_labels():
+def test_a_panel_without_an_x_label_has_no_tick_labels():
     marks = [PlotSeries(POINTS, style.series_look(0))]
     upper, lower = plots.page([Panel(marks), Panel(marks, Axis("x (s)"))]).axes
-    shown = [axes.xaxis.get_tick_params()["labelbottom"] for axes in (upper, lower)]
-    assert shown == [False, True]
+    has_labels = [axes.xaxis.get_tick_params()["labelbottom"] for axes in (upper, lower)]
+    assert has_labels == [False, True]
 
 
 def test_an_interval_beyond_the_axes_has_an_arrowhead_unless_intervals_are_not_drawn():
-    for look, due in ((style.series_look(0), [(1.0, 4.0)]), (style.guide_look(), [])):
+    for look, arrowheads in ((style.series_look(0), [(1.0, 4.0)]), (style.guide_look(), [])):
         (axes,) = plots.page([Panel([PlotSeries(POINTS, look)], Axis("x"), Axis("y", 0, 4))]).axes
         marks = [each for each in axes.collections if isinstance(each, PathCollection)]
-        assert [tuple(at) for each in marks for at in each.get_offsets()] == due
+        assert [tuple(at) for each in marks for at in each.get_offsets()] == arrowheads
 
 
-def test_rows_without_a_word_at_the_right_use_the_whole_width(check_legible):
+def test_rows_without_a_right_column_use_the_whole_width(check_legible):
     bars = Panel(
         [plots.PlotBars([plots.BarBox(0, -0.3, 2, 0.6)], style.OURS)], Axis("seconds", 0, 2)
     )
     rows = [("a method", 0.0), ("a method", 1.0)]
-    plain, beside = (plots.row_plot(rows, [bars], 0.3, heading=word) for word in ("", "MAT"))
-    assert plain.axes[0].bbox.width > beside.axes[0].bbox.width
-    for figure in (plain, beside):
+    plain, with_heading = (plots.row_plot(rows, [bars], 0.3, heading=word) for word in ("", "MAT"))
+    assert plain.axes[0].bbox.width > with_heading.axes[0].bbox.width
+    for figure in (plain, with_heading):
         check_legible(figure)

@@ -228,10 +228,12 @@ def test_methods_are_described_by_class_or_by_records_if_the_class_is_missing(ma
 
 
 def test_docstrings_become_paragraphs_and_lists():
-    doc = "Name: idea.\n\nExact because\n`this` holds.\n\nOne step:\n1. Draft\n   so.\n2. Verify."
+    doc = (
+        "Name: idea.\n\nLossless because\n`this` holds.\n\nOne step:\n1. Draft\n   so.\n2. Verify."
+    )
     assert [(block.kind, block.lines) for block in split_doc(doc)] == [
         ("paragraph", ("Name: idea.",)),
-        ("paragraph", ("Exact because this holds.",)),
+        ("paragraph", ("Lossless because this holds.",)),
         ("paragraph", ("One step:",)),
         ("list", ("Draft so.", "Verify.")),
     ]

@@ -1,4 +1,4 @@
-"""LaTeX: everything is escaped, every part is there, and it compiles."""
+"""Tests of the LaTeX report: escaping, its files, the bibliography, and compiling it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from specbench_cli.report.report_data import read_report_data
 from specbench_cli.report.spec_bench import table as spec_bench_table
 
 NASTY = r"a_b&c%d$e#f{g}h^i~j\k[l]<m>n|o\"p--q`r é…"
-"""A label that figures can draw as well."""
+"""A label with the special characters of LaTeX that figures can draw."""
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def reading(make_run, synthetic):
 
 
 @given(st.text())
-def test_whatever_a_text_holds_no_character_of_it_is_a_command(text):
+def test_escaped_text_contains_no_command(text):
     tex = escape(text)
     assert tex.isascii()
     left = re.sub(r"\\(?:[a-zA-Z]+(?=[{}])|[\\{}$&#%_'`^~\"])|\$\\times\$", "", tex)
@@ -48,7 +48,7 @@ def test_whatever_a_text_holds_no_character_of_it_is_a_command(text):
     assert left.count("{") == left.count("}")
 
 
-def test_escaped_text_reads_the_same():
+def test_text_is_escaped_by_equivalent_commands():
     assert escape("50% of a_b") == r"50\% of a\_b"
     assert escape("1.16x") == r"1.16$\times$"
     assert escape("--force ---") == "-{}-force -{}-{}-"
@@ -72,7 +72,7 @@ def test_every_part_is_a_file_that_a_paper_can_input(reading, tmp_path):
     assert r"$\times$" in row
 
 
-def test_lossy_rows_stand_below_a_line_of_their_own(reading, tmp_path):
+def test_lossy_methods_are_below_their_own_heading(reading, tmp_path):
     write_latex(reading, tmp_path)
     overall, lossy = (
         (tmp_path / "latex" / f"{name}.tex").read_text() for name in ("overall", "lossy")
@@ -84,7 +84,7 @@ def test_lossy_rows_stand_below_a_line_of_their_own(reading, tmp_path):
         assert lines[split + 1].startswith("lossy ")
 
 
-def test_a_table_by_family_has_letters_beside_and_intervals_below(make_run, tmp_path):
+def test_family_table_has_group_letters_and_intervals(make_run, tmp_path):
     write_latex(read_report_data(make_run(prompts=48)), tmp_path)
     lines = (tmp_path / "latex" / "families.tex").read_text().splitlines()
     place = next(n for n, line in enumerate(lines) if line.startswith("sps "))
@@ -92,7 +92,7 @@ def test_a_table_by_family_has_letters_beside_and_intervals_below(make_run, tmp_
     assert lines[place + 1].count(r"\scriptsize {[}") == 7
 
 
-def test_bibtex_entries_are_read_one_by_one():
+def test_bibtex_entries_are_parsed():
     text = (
         "words\n@misc{a,\n title = {A {B} C},\n eprint = {2401.00001},\n}\nmore\n@book{b, x = {y}}"
     )
@@ -102,7 +102,7 @@ def test_bibtex_entries_are_read_one_by_one():
     assert (second.source, second.arxiv) == ("@book{b, x = {y}}", None)
 
 
-def test_one_paper_is_one_entry_whoever_cites_it(reading, monkeypatch):
+def test_a_paper_cited_twice_has_one_entry(reading, monkeypatch):
     cited = Papers("@misc{own-key,\n  title = {Spec-Bench},\n  eprint = {2401.07851},\n}")
     monkeypatch.setattr(references, "find_papers", lambda name: [cited] if name == "sps" else [])
     manifest = {
@@ -119,7 +119,7 @@ def test_one_paper_is_one_entry_whoever_cites_it(reading, monkeypatch):
     assert found.text().count("@") == 3
 
 
-def test_settings_that_somebody_proposed_are_cited_where_a_run_has_them(reading):
+def test_settings_from_a_paper_are_cited_if_the_run_uses_them(reading):
     config = {"batch": 8, "prefill_chunk": 256, "memory_budget": "2GB"}
     rows = [{"label": rule, "params": {"length": rule}} for rule in ("synergy", "smartspec")]
     found = bibliography(reading.summary, {"config": {"effective": config}, "rows": rows})
@@ -130,7 +130,7 @@ def test_settings_that_somebody_proposed_are_cited_where_a_run_has_them(reading)
     assert not any(kind == "setting" for kind, _ in bibliography(reading.summary, alone).cited)
 
 
-def test_a_task_without_an_entry_is_cited_in_its_own_words(reading):
+def test_a_task_without_a_bibtex_entry_is_cited_by_its_description(reading):
     found = bibliography(reading.summary, {"tasks": [{"name": "aime"}]})
     (key,) = found.keys("task", "aime")
     assert "American Invitational Mathematics Examination" in found.text()
@@ -172,7 +172,7 @@ PUBLISHED = Papers(
 
 @pytest.fixture
 def everything(reading, monkeypatch):
-    """A report in which every part has something to show: a sweep, claims, other formulas."""
+    """Report data with a sweep, claims and Spec-Bench's formulas, so that no part is empty."""
     published = {"sps": [PUBLISHED]}
     for module in (claims, references):
         monkeypatch.setattr(module, "find_papers", lambda name: published.get(name, []))
@@ -189,7 +189,7 @@ def everything(reading, monkeypatch):
 
 @pytest.mark.latex
 @pytest.mark.usefixtures("figures")
-def test_the_document_compiles_without_a_box_too_wide(everything, tmp_path):
+def test_the_document_compiles_without_overfull_boxes(everything, tmp_path):
     files = write(everything, tmp_path, ("latex",))
     parts = {file.stem for file in files}
     assert {"sweep", "claims", "spec-bench", "references"} <= parts
@@ -199,10 +199,10 @@ def test_the_document_compiles_without_a_box_too_wide(everything, tmp_path):
         command, name = step.split()
         program = shutil.which(command)
         assert program is not None
-        words = [program, name]
+        command_line = [program, name]
         if command == "pdflatex":
-            words[1:1] = ["-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape"]
-        done = subprocess.run(words, cwd=place, capture_output=True, check=False)
+            command_line[1:1] = ["-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape"]
+        done = subprocess.run(command_line, cwd=place, capture_output=True, check=False)
         if command == "pdflatex":
             assert done.returncode == 0, done.stdout.decode(errors="replace")[-2000:]
     log = (place / "report.log").read_text(errors="replace")
@@ -213,7 +213,7 @@ def test_the_document_compiles_without_a_box_too_wide(everything, tmp_path):
     assert (place / "report.pdf").stat().st_size > 10_000
 
 
-def test_the_key_of_an_entry_holds_no_command_and_its_text_nothing_hidden():
+def test_bibtex_keys_and_texts_are_sanitised():
     found = entries("@misc{a}\\input{x},\n title={x}}\n@misc{fine:2024,\n title={\x1b}}")
     assert [entry.key for entry in found] == ["fine:2024"]
     assert "\x1b" not in references.Bibliography(tuple(found), {}).text()

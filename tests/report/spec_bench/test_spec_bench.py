@@ -1,4 +1,4 @@
-"""Spec-Bench's formulas, its answer files, and how both stand beside ours."""
+"""Tests of Spec-Bench's formulas and answer files, and of reports that use them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def line(question_id, texts, tokens, seconds, category="qa", **more):
 
 @pytest.fixture
 def files(tmp_path):
-    """Two answer files as Spec-Bench writes them: vanilla's and a method's."""
+    """Answer files of vanilla and of a method, in the format of Spec-Bench."""
     base = [
         line(81, ["one", "two"], [10, 20], [1.0, 2.0], "writing", accept_lengths=[1] * 30),
         line(321, ["three"], [40], [2.0], accept_lengths=[1] * 40),
@@ -53,7 +53,7 @@ def files(tmp_path):
     return paths
 
 
-def test_speedup_is_a_ratio_of_means_over_questions_of_tokens_per_second():
+def test_speedup_is_the_ratio_of_mean_tokens_per_second():
     base = [answer(1, 10, 1.0), answer(2, 30, 1.0)]
     own = [answer(1, 10, 0.5, lengths=[2, 3]), answer(2, 30, 2.0, lengths=[1])]
     found = {
@@ -68,9 +68,9 @@ def test_speedup_is_a_ratio_of_means_over_questions_of_tokens_per_second():
     assert found["vanilla"].speedup == 1
 
 
-def test_baseline_tokens_are_those_of_its_text_tokenised_again_less_one_a_turn():
+def test_baseline_tokens_are_counted_by_tokenising_its_text_again():
     base = [Answer(1, "qa", "qa", ("a b c d", "e f g"), None, (9, 9), (1.0, 1.0), None)]
-    (found, _) = compute_results([{"vanilla": base}], lambda words: len(words.split()))
+    (found, _) = compute_results([{"vanilla": base}], lambda text: len(text.split()))
     assert found.baseline_tokens_per_s == (3 + 2) / 2
     assert found.tokens_per_s == 18 / 2
     assert found.speedup == 9 / 2.5
@@ -85,7 +85,7 @@ def test_several_runs_are_averaged():
     assert found.speedup == pytest.approx(3.0)
 
 
-def test_an_answer_holds_what_its_steps_committed(synthetic):
+def test_accept_lengths_are_the_committed_tokens_of_each_step(synthetic):
     records = synthetic.records([synthetic.vanilla, synthetic.sps], prompts=1, tokens=20)
     own = collect_answers(records, lambda ids: f" {len(ids)} ids ")[0]["sps"][0]
     assert own.question_id == 0
@@ -95,32 +95,34 @@ def test_an_answer_holds_what_its_steps_committed(synthetic):
     assert own.decoding_steps == (len(own.accept_lengths),)
 
 
-def test_a_question_with_a_void_turn_has_no_answer(synthetic):
+def test_a_question_with_a_noisy_turn_has_no_answer(synthetic):
     records = synthetic.records([synthetic.vanilla], prompts=2)
     records[0] = replace(records[0], void=True)
     assert len(collect_answers(records, None)[0]["vanilla"]) == 1
 
 
-def test_our_mat_is_theirs_where_steps_are_counted_alike(make_run):
+def test_mean_accepted_tokens_equals_mat_if_steps_are_counted_equally(make_run):
     reading = read_report_data(make_run())
     found = spec_bench_table.compute_spec_bench(reading.run, reading.sources, reading.summary)
-    theirs = {t.label: t for t in found.results if t.family == "all"}
+    spec_bench_results = {t.label: t for t in found.results if t.family == "all"}
     for label in ("sps", "pld", "vanilla"):
-        assert theirs[label].mean_accepted == pytest.approx(found.rows[label, "all"].mat)
+        assert spec_bench_results[label].mean_accepted == pytest.approx(
+            found.rows[label, "all"].mat
+        )
 
 
-def test_an_answer_file_is_read_as_it_was_written(tmp_path):
+def test_a_written_answer_file_is_read_back_unchanged(tmp_path):
     answers = [
         Answer(7, "qa", "qa", ('a "b"\n',), (3,), (5,), (0.25,), (2, 3)),
         Answer(81, "writing", "multi_turn", ("ä", "b"), (1, 1), (2, 2), (0.1, 0.2), (1, 1)),
     ]
     path = write_answers(answers, "sps", tmp_path / "deep" / "sps.jsonl")
-    again = read_answers(path)
-    assert (list(again.answers), again.model_id) == (answers, "sps")
+    imported = read_answers(path)
+    assert (list(imported.answers), imported.model_id) == (answers, "sps")
     assert path.read_bytes() == write_answers(answers, "sps", tmp_path / "b.jsonl").read_bytes()
 
 
-def test_the_last_answer_to_a_question_counts_and_eagles_files_are_read(tmp_path):
+def test_the_last_answer_to_a_question_is_used(tmp_path):
     path = tmp_path / "eagle.jsonl"
     path.write_text(line(1, ["a"], [1], [1.0], idxs=[0]) + "\n" + line(1, ["b"], [2], [1.0]) + "\n")
     (only,) = read_answers(path).answers
@@ -129,7 +131,7 @@ def test_the_last_answer_to_a_question_counts_and_eagles_files_are_read(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "has no answers"),
         ("{}", "line 1 is not a Spec-Bench answer: it has no 'choices'"),
@@ -144,14 +146,14 @@ def test_the_last_answer_to_a_question_counts_and_eagles_files_are_read(tmp_path
         (line(1, ["a"], [1], [1.0], decoding_steps=[math.inf]), "is not a Spec-Bench answer"),
     ],
 )
-def test_a_file_that_is_none_of_theirs_is_refused_with_its_line(tmp_path, text, says):
+def test_an_invalid_answer_file_is_rejected_with_its_line(tmp_path, text, message):
     path = tmp_path / "x.jsonl"
     path.write_text(text)
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         read_answers(path)
 
 
-def test_imported_rows_are_labelled_unchecked_and_have_no_mat_of_ours(files):
+def test_imported_methods_are_unchecked_and_have_no_mat(files):
     reading = read_runs([ImportedAnswers(files)])
     own, vanilla = reading.summary.rows
     assert (own.label, vanilla.label) == ("imported:eagle", "vanilla")
@@ -164,33 +166,35 @@ def test_imported_rows_are_labelled_unchecked_and_have_no_mat_of_ours(files):
     )
 
 
-def test_a_failed_answer_of_theirs_counts_as_failed(files):
+def test_a_failed_answer_counts_as_failed(files):
     text = files[1].read_text().replace("three", "ERROR")
     files[1].write_text(text)
     rows = {row.label: row for row in read_report_data(ImportedAnswers(files)).summary.rows}
     assert rows["imported:eagle"].failed == 1
 
 
-def test_report_of_answer_files_prints_their_formulas_figures(files, capsys):
+def test_report_of_answer_files_uses_spec_benchs_formulas(files, capsys):
     assert report(ReportOptions(runs=[str(file) for file in files], form="tsv")) == 0
     out, err = capsys.readouterr()
-    theirs = next(
+    spec_bench_results = next(
         row.split("\t") for row in out.splitlines() if row.startswith("imported:eagle\tall")
     )
-    assert float(theirs[4]) == pytest.approx(((32 / 1.5) + 25) / 2 / ((10 + 20) / 2), rel=1e-5)
+    assert float(spec_bench_results[4]) == pytest.approx(
+        ((32 / 1.5) + 25) / 2 / ((10 + 20) / 2), rel=1e-5
+    )
     assert "Spec-Bench's formulas" in err
 
 
-def test_answer_files_stand_beside_a_run_by_force_only(files, make_run, capsys):
+def test_answer_files_and_runs_are_combined_only_with_force(files, make_run, capsys):
     run = make_run()
-    words = [str(run.path), *map(str, files)]
+    options = [str(run.path), *map(str, files)]
     with pytest.raises(UsageError, match=r"target: embedded-7m .* against imported"):
-        report(ReportOptions(runs=words))
-    assert report(ReportOptions(runs=words, force=True)) == 0
+        report(ReportOptions(runs=options))
+    assert report(ReportOptions(runs=options, force=True)) == 0
     assert "imported:eagle @" in capsys.readouterr().out
 
 
-def test_also_spec_bench_writes_figures_and_answer_files_that_can_be_imported(make_run, tmp_path):
+def test_also_spec_bench_writes_tables_and_answer_files(make_run, tmp_path):
     run = make_run(edit=_other_category)
     assert (
         report(
@@ -208,10 +212,10 @@ def test_also_spec_bench_writes_figures_and_answer_files_that_can_be_imported(ma
     answers = read_answers(out / "spec-bench" / "sps.jsonl").answers
     assert len(answers) == 12
     assert {a.category for a in answers} >= {"multi_turn", "qa"}
-    again = read_report_data(
+    imported = read_report_data(
         ImportedAnswers([out / "spec-bench" / "vanilla.jsonl", out / "spec-bench" / "sps.jsonl"])
     )
-    assert again.summary.rows[0].speedup == pytest.approx(
+    assert imported.summary.rows[0].speedup == pytest.approx(
         next(r for r in read_report_data(run).summary.rows if r.label == "sps").speedup, rel=1e-6
     )
 
@@ -228,11 +232,11 @@ def test_each_label_has_its_own_answer_file(make_run, synthetic, tmp_path):
 
 
 def _other_category(record):
-    """With a category that Spec-Bench does not have."""
+    """Return the record, for family qa with a category that Spec-Bench does not have."""
     return replace(record, category="sharing" if record.family == "qa" else record.category)
 
 
-def test_no_word_of_an_answer_file_reaches_a_terminal_or_a_page(tmp_path, capsys):
+def test_hostile_text_of_an_answer_file_is_escaped(tmp_path, capsys):
     hidden = "\x1b[2J\u202e\n```\r=1+1"
     for name in ("vanilla", "=x"):
         lines = [
@@ -250,8 +254,8 @@ def test_no_word_of_an_answer_file_reaches_a_terminal_or_a_page(tmp_path, capsys
     out = tmp_path / "out"
     for more in ((), ("--to", "md,csv,json,html", "--out", str(out))):
         assert app._run(["report", *files, "--also", "spec-bench", *more]) == 0
-    said = capsys.readouterr()
-    texts = [said.out, said.err, *(file.read_text() for file in out.glob("*.*"))]
+    printed = capsys.readouterr()
+    texts = [printed.out, printed.err, *(file.read_text() for file in out.glob("*.*"))]
     assert {file.suffix for file in out.glob("*.*")} == {".csv", ".html", ".json", ".md"}
     for text in texts:
         assert not set("\x1b\u202e\r") & set(text)

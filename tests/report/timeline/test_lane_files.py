@@ -1,4 +1,4 @@
-"""The files of one prompt's lanes: a picture a turn, one trace of all."""
+"""Tests of the lane files of a prompt: a figure per turn and one Chrome trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(synthetic, manifest, tmp_path):
     return run
 
 
-def test_every_turn_has_a_picture_and_vanilla_comes_first(run, tmp_path):
+def test_every_turn_has_a_figure_with_vanilla_first(run, tmp_path):
     files = write_lanes(run, compare_outputs(run, "mini/0", [], None), tmp_path)
     assert [file.name for file in files] == [
         *("lanes-turn1.svg", "lanes-turn1.png", "lanes-turn2.svg", "lanes-turn2.png"),
@@ -38,7 +38,7 @@ def test_every_turn_has_a_picture_and_vanilla_comes_first(run, tmp_path):
     ]
 
 
-def test_outputs_whose_forwards_are_not_known_have_no_lanes(run, tmp_path):
+def test_outputs_without_a_trace_have_no_lanes(run, tmp_path):
     found = compare_outputs(run, "mini/0", ["hf:vanilla"], None)
     hidden = [replace(record, forwards=None) for record in run.records()]
     run.records = lambda of=None: iter(hidden)

@@ -1,4 +1,4 @@
-"""Lanes are the trace, step by step; their Chrome trace is what Perfetto expects."""
+"""Tests of lanes, which show the trace by worker and step, and of their Chrome trace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DRAFT = ForwardKind("draft", "draft", 1, 1, (0, 2))
 
 @pytest.fixture
 def record(synthetic):
-    """Two steps of a method with two workers, the second with cancelled drafting."""
+    """A record of two steps with two workers. Drafting in the second step is cancelled."""
     (own,) = synthetic.records([synthetic.sps], prompts=1)
     own.steps = Steps([2, 2], [2, 2], [2, 1], [2, 0], [3, 1])
     own.ns.prefill = 1_000
@@ -35,7 +35,7 @@ def record(synthetic):
     return own
 
 
-def test_lanes_hold_every_forward_and_message_by_worker(record):
+def test_lanes_have_every_forward_and_message_by_worker(record):
     lanes = make_lanes(record)
     assert lanes.workers == {0: "target", 1: "draft"}
     assert len(lanes.spans) == 6
@@ -47,12 +47,12 @@ def test_lanes_hold_every_forward_and_message_by_worker(record):
     ]
 
 
-def test_steps_end_with_whole_verifications_and_follow_each_other(record):
+def test_steps_end_with_complete_verifications(record):
     steps = make_lanes(record).steps
     assert [(s.start, s.end, s.committed) for s in steps] == [(1_000, 2_000, 3), (2_000, 3_000, 1)]
 
 
-def test_a_span_says_its_share_and_so_does_the_chrome_trace(record, tmp_path):
+def test_spans_and_chrome_trace_have_the_share_of_partial_forwards(record, tmp_path):
     record.forwards.kinds[2] = ForwardKind("target", "verify", 0, 1, (0, 4), 0.6)
     lanes = make_lanes(record)
     assert [s.share for s in lanes.spans] == [1, 0.6, 1, 1, 1, 1]
@@ -68,7 +68,7 @@ def test_output_without_a_trace_has_no_lanes(record):
     assert make_lanes(record).decoding == ()
 
 
-def test_chrome_trace_has_a_complete_event_a_forward_in_us(record, tmp_path):
+def test_chrome_trace_has_one_complete_event_per_forward(record, tmp_path):
     lanes = make_lanes(record)
     document = json.loads(write_trace([lanes, lanes], tmp_path / "trace.json").read_text())
     events = document["traceEvents"]
@@ -84,7 +84,7 @@ def test_chrome_trace_has_a_complete_event_a_forward_in_us(record, tmp_path):
     assert [e["args"]["committed"] for e in steps] == [3, 1]
 
 
-def test_flow_events_join_the_two_ends_of_a_message_inside_an_event_of_its_thread(record, tmp_path):
+def test_flow_events_connect_the_two_ends_of_a_message(record, tmp_path):
     events = json.loads(write_trace([make_lanes(record)], tmp_path / "t.json").read_text())
     flows = defaultdict(dict)
     for event in events["traceEvents"]:
@@ -96,14 +96,14 @@ def test_flow_events_join_the_two_ends_of_a_message_inside_an_event_of_its_threa
         assert pair["s"]["name"] == pair["f"]["name"] and pair["s"]["cat"] == pair["f"]["cat"]
         assert pair["f"]["bp"] == "e"
         for end in pair.values():
-            holders = [
+            enclosing_events = [
                 e
                 for e in events["traceEvents"]
                 if e["ph"] == "X"
                 and e["tid"] == end["tid"]
                 and e["ts"] <= end["ts"] <= e["ts"] + e["dur"]
             ]
-            assert holders
+            assert enclosing_events
 
 
 def test_events_of_a_thread_nest(record, tmp_path):
@@ -117,7 +117,7 @@ def test_events_of_a_thread_nest(record, tmp_path):
             assert start >= end - 1e-9
 
 
-def test_learning_is_a_lane_of_its_own_before_all_else(record, tmp_path):
+def test_learning_has_its_own_lane_before_all_events(record, tmp_path):
     assert make_lanes(record).learn == 0
     record.ns.learn = 250_000
     lanes = make_lanes(record)

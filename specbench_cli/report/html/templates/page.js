@@ -1,21 +1,21 @@
 // DOM helpers, the theme and the tooltip.
 
 function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
+  const created = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
-    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-    else made.setAttribute(key, value === true ? "" : value);
+    if (key.startsWith("on")) created.addEventListener(key.slice(2), value);
+    else created.setAttribute(key, value === true ? "" : value);
   }
-  made.append(...children.filter((child) => child !== null));
-  return made;
+  created.append(...children.filter((child) => child !== null));
+  return created;
 }
 
-function drawn(name, attributes = {}, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
+function svgElement(name, attributes = {}, ...children) {
+  const created = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) created.setAttribute(key, value);
+  created.append(...children);
+  return created;
 }
 
 function setUpTheme() {
@@ -57,7 +57,7 @@ const tip = {
   },
 };
 
-// Details cannot be opened on paper.
+// Open all collapsed details while printing, because a reader cannot open them on paper.
 function setUpPrint() {
   let closed = [];
   addEventListener("beforeprint", () => {

@@ -1,10 +1,10 @@
-// Tables: sort by a click or key on a heading, filter by text and by choice.
+// Tables: sorting by a click or key on a heading, and filters by text and by value.
 
 function cellValue(row, column) {
-  const said = row.cells[column].dataset.value;
-  if (said === undefined) return null;
-  const number = Number(said);
-  return said !== "" && !Number.isNaN(number) ? number : said;
+  const value = row.cells[column].dataset.value;
+  if (value === undefined) return null;
+  const number = Number(value);
+  return value !== "" && !Number.isNaN(number) ? number : value;
 }
 
 // Numbers sort before text. Missing values come last in both directions.

@@ -1,15 +1,16 @@
 // The draft of one step: a tree from left to right, or a lane if its tokens were not stored.
 
-const NODE = { width: 60, height: 22, across: 76, down: 28, margin: 8, letters: 7 };
+const NODE = { width: 60, height: 22, across: 76, down: 28, margin: 8, maxLetters: 7 };
 
-function visible(text) {
+function shorten(text) {
   const shown = text.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/^ | $/g, "␣");
-  return shown.length > NODE.letters ? `${shown.slice(0, NODE.letters - 1)}…` : shown;
+  return shown.length > NODE.maxLetters ? `${shown.slice(0, NODE.maxLetters - 1)}…` : shown;
 }
 
-// Return nodes with their positions. A first child continues its parent's row. The other branches go
-// below, those of deeper nodes first, each in the first free row. So no edges cross.
-function laidOut(root, nodes) {
+// Set the position of each node and return the size of the tree in rows and columns. A first child is
+// in its parent's row. Other branches go below, those of deeper nodes first, each in the first free
+// row. So no edges cross.
+function layOut(root, nodes) {
   nodes.forEach((node) => node.parent.children.push(node));
   // Accepted nodes come first, so that the accepted path is a straight line along the top.
   [root, ...nodes].forEach((node) => node.children.sort((a, b) => b.taken - a.taken));
@@ -50,7 +51,7 @@ function draftNodes(step) {
 
 function drawTree(step, description) {
   const [root, nodes] = draftNodes(step);
-  const { rows, columns } = laidOut(root, nodes);
+  const { rows, columns } = layOut(root, nodes);
   const width = (columns - 1) * NODE.across + NODE.width + 2 * NODE.margin;
   const height = (rows - 1) * NODE.down + NODE.height + 2 * NODE.margin;
   const x = (node) => NODE.margin + node.depth * NODE.across;
@@ -59,24 +60,24 @@ function drawTree(step, description) {
     const [x0, y0, x1, y1] = [x(node.parent) + NODE.width, y(node.parent), x(node), y(node)];
     const middle = (x0 + x1) / 2;
     const kind = node.added ? "added" : node.taken ? "taken" : "left";
-    return drawn("path", { class: kind, d: `M${x0} ${y0}C${middle} ${y0} ${middle} ${y1} ${x1} ${y1}` });
+    return svgElement("path", { class: kind, d: `M${x0} ${y0}C${middle} ${y0} ${middle} ${y1} ${x1} ${y1}` });
   });
   const boxes = [root, ...nodes].map((node) => {
-    const label = drawn("text", { x: x(node) + NODE.width / 2, y: y(node), "text-anchor": "middle" });
-    label.textContent = visible(node.text);
-    const title = drawn("title");
-    title.textContent = `${JSON.stringify(node.text)} ${node.kind === "left" ? "not taken" : node.kind}`;
-    return drawn("g", { class: `node ${node.kind}` },
+    const label = svgElement("text", { x: x(node) + NODE.width / 2, y: y(node), "text-anchor": "middle" });
+    label.textContent = shorten(node.text);
+    const title = svgElement("title");
+    title.textContent = `${JSON.stringify(node.text)} ${node.kind === "left" ? "not accepted" : node.kind}`;
+    return svgElement("g", { class: `node ${node.kind}` },
       title,
-      drawn("rect", { x: x(node), y: y(node) - NODE.height / 2, width: NODE.width, height: NODE.height, rx: 4 }),
+      svgElement("rect", { x: x(node), y: y(node) - NODE.height / 2, width: NODE.width, height: NODE.height, rx: 4 }),
       label);
   });
-  return drawn("svg", { class: "tree", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": description },
+  return svgElement("svg", { class: "tree", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": description },
     ...edges, ...boxes);
 }
 
-// Draw a step of which only counters are known: one box per level, and one for each token that
-// verification adds. origins: of the step's tokens.
+// Draw a step whose tokens were not stored, from its counters: one box per level, and one for each
+// token that verification adds. `origins` has the origin of each committed token of the step.
 function drawLane([levels, , tested, accepted, committed, relaxed], origins, description) {
   const lane = element("div", { class: "lane", role: "img", "aria-label": description });
   const box = (kind, mark) => lane.append(element("i", { class: kind }, mark));

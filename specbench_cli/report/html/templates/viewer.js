@@ -1,30 +1,30 @@
 // The token viewer: outputs side by side, with every token coloured by its origin.
 
 const ORIGINS = {
-  accepted: "accepted: drafted, and stood",
-  recovered: "recovered: in place of the first rejected one",
-  bonus: "bonus: the extra one after full acceptance",
-  plain: "plain: nothing was drafted",
-  prefill: "prefill: the first token",
-  relaxed: "relaxed: rejected, and let pass by a lossy rule",
+  accepted: "accepted: a draft token that verification kept",
+  recovered: "recovered: replaces the first rejected draft token",
+  bonus: "bonus: the extra token after all draft tokens were accepted",
+  plain: "plain: from a step without draft tokens",
+  prefill: "prefill: the first token of the output",
+  relaxed: "relaxed: a rejected draft token that a lossy rule kept",
   unknown: "unknown: not reported",
 };
 
-const HELP = "Point at a token, or move with the arrow keys (up and down by step): how it came to be, its probability, its time."
-  + " Above a text its steps: as wide as they took, as high as they committed."
-  + " Below it the draft of one step: filled boxes stood (dotted ones by a lossy rule), dashed ones were added by verification, the others were not taken.";
+const HELP = "Point at a token, or use the arrow keys (up and down move by step), to see its origin, its probability and its time."
+  + " Above each text are its steps: the width is the time, the height is the number of committed tokens."
+  + " Below it is the draft of one step: filled boxes are accepted tokens (dotted: kept by a lossy rule), dashed boxes were added by verification, and the other tokens were not accepted.";
 
 const milliseconds = (microseconds) => `${(microseconds / 1000).toFixed(microseconds < 100000 ? 2 : 1)} ms`;
-const counted = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
+const pluralize = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 
 // Describe the result of a step's draft.
-function became([levels, nodes, , accepted, committed, relaxed]) {
-  const drafted = nodes > levels ? `${counted(nodes, "node")} on ${counted(levels, "level")}` : counted(levels, "token");
+function describeStep([levels, nodes, , accepted, committed, relaxed]) {
+  const drafted = nodes > levels ? `${pluralize(nodes, "node")} on ${pluralize(levels, "level")}` : pluralize(levels, "token");
   return `${drafted} drafted, ${accepted} accepted, ${relaxed ? `${relaxed} relaxed, ` : ""}${committed} committed`;
 }
 
 // Return the data of each token of a method's output, by its index.
-function tokensOf(turn, row) {
+function makeTokens(turn, row) {
   const text = turn.texts[row.text];
   const origins = row.origin ? row.origin.flatMap(([word, n]) => Array(n).fill(word)) : [];
   const tokens = text.ids.map((id, index) => ({
@@ -47,7 +47,7 @@ function tokenLines(row, token) {
     lines.push(line(`probability ${Math.exp(token.logp).toPrecision(3)} (log ${token.logp.toFixed(3)})`));
   }
   if (row.steps && token.step) {
-    lines.push(line(`step ${token.step} of ${row.steps.length}: ${became(row.steps[token.step - 1])}`));
+    lines.push(line(`step ${token.step} of ${row.steps.length}: ${describeStep(row.steps[token.step - 1])}`));
   }
   if (row.ends) {
     const end = row.ends[token.step];
@@ -69,7 +69,7 @@ class Column {
     this.data = data;
     this.turn = turn;
     this.row = row;
-    this.tokens = tokensOf(turn, row);
+    this.tokens = makeTokens(turn, row);
     this.longest = longest;
     this.step = 0;
     const box = element("article", { class: "column", "aria-label": `${row.label}, turn ${turn.turn}` });
@@ -87,9 +87,9 @@ class Column {
 
   stats() {
     const { row, tokens } = this;
-    const parts = [counted(tokens.length, "token")];
+    const parts = [pluralize(tokens.length, "token")];
     if (row.steps) {
-      parts.push(counted(row.steps.length, "step"));
+      parts.push(pluralize(row.steps.length, "step"));
       if (row.steps.length) parts.push(`MAT ${((tokens.length - 1) / row.steps.length).toFixed(2)}`);
     }
     if (row.total !== null) parts.push(milliseconds(row.total));
@@ -104,18 +104,18 @@ class Column {
     if (!ends || !this.longest) return null;
     const scale = 1000 / this.longest;
     const most = Math.max(1, ...steps.map((step) => step[4]));
-    const strip = drawn("svg", {
+    const strip = svgElement("svg", {
       class: "strip", viewBox: "0 0 1000 24", preserveAspectRatio: "none", role: "img",
-      "aria-label": `prefill ${milliseconds(ends[0])}, then ${counted(steps.length, "step")}, all in ${milliseconds(total)}`,
-    }, drawn("rect", { class: "prefill", x: 0, y: 0, width: ends[0] * scale, height: 24 }));
+      "aria-label": `prefill ${milliseconds(ends[0])}, then ${pluralize(steps.length, "step")}, all in ${milliseconds(total)}`,
+    }, svgElement("rect", { class: "prefill", x: 0, y: 0, width: ends[0] * scale, height: 24 }));
     this.bars = steps.map((step, index) => {
       const height = 6 + (18 * step[4]) / most;
-      const bar = drawn("rect", {
+      const bar = svgElement("rect", {
         class: step[0] ? "step" : "step single", x: ends[index] * scale, y: 24 - height,
         width: Math.max(1, (ends[index + 1] - ends[index]) * scale), height,
       });
-      const title = drawn("title");
-      title.textContent = `step ${index + 1}: ${counted(step[4], "token")} in ${milliseconds(ends[index + 1] - ends[index])}`;
+      const title = svgElement("title");
+      title.textContent = `step ${index + 1}: ${pluralize(step[4], "token")} in ${milliseconds(ends[index + 1] - ends[index])}`;
       bar.append(title);
       bar.addEventListener("click", () => this.select(index + 1));
       strip.append(bar);
@@ -181,11 +181,11 @@ class Column {
   }
 
   drawSteps() {
-    this.said = element("span", { class: "said", "aria-live": "polite" });
+    this.caption = element("span", { class: "said", "aria-live": "polite" });
     this.previous = element("button", { type: "button", "aria-label": `Previous step of ${this.row.label}`, onclick: () => this.select(this.step - 1) }, "←");
     this.next = element("button", { type: "button", "aria-label": `Next step of ${this.row.label}`, onclick: () => this.select(this.step + 1) }, "→");
     this.treeBox = element("div", { class: "treebox", role: "region", tabindex: 0, "aria-label": `Draft of the step of ${this.row.label}` });
-    return [element("div", { class: "stepbar" }, this.previous, this.next, this.said), this.treeBox];
+    return [element("div", { class: "stepbar" }, this.previous, this.next, this.caption), this.treeBox];
   }
 
   // Return the most informative step: the one with the largest tree or most accepted tokens.
@@ -198,14 +198,14 @@ class Column {
     const { row } = this;
     this.step = Math.max(1, Math.min(step, row.steps.length));
     const counters = row.steps[this.step - 1];
-    const said = `Step ${this.step} of ${row.steps.length}: ${became(counters)}`;
-    this.said.textContent = said;
+    const description = `Step ${this.step} of ${row.steps.length}: ${describeStep(counters)}`;
+    this.caption.textContent = description;
     this.previous.disabled = this.step === 1;
     this.next.disabled = this.step === row.steps.length;
     this.spans.forEach((span, index) => span.classList.toggle("instep", this.tokens[index].step === this.step));
     (this.bars || []).forEach((bar, index) => bar.classList.toggle("current", index === this.step - 1));
     const draft = row.drafts ? row.drafts[this.step - 1] : null;
-    this.treeBox.replaceChildren(draft ? drawTree(this.drafted(draft), said) : drawLane(counters, this.own().map((token) => token.origin), said));
+    this.treeBox.replaceChildren(draft ? drawTree(this.drafted(draft), description) : drawLane(counters, this.own().map((token) => token.origin), description));
   }
 
   // Return the tokens of the step.
