@@ -1,6 +1,6 @@
 """Fixtures shared by all tests.
 
-torch is imported where it is used: the process that only deals tests out to others needs none.
+Fixtures import torch where they use it: the xdist process that only distributes tests needs none.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ import pytest
 from hypothesis import settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # A processor each: threads of two workers on the same ones would wait for each other.
+    # One thread per worker: threads of two workers on one core would wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from specbench_cli.measure import quiet
 from specbench_cli.models.aliases import HERE, Alias, aliases
 from specbench_cli.testing import few_cases
 
-# A shell has what it starts in the background ignore interrupts, and so would processes that tests
-# start, which are interrupted.
+# A background process of a shell ignores SIGINT, and its child processes inherit this. Tests
+# interrupt child processes, so the default handler is set again.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Containers often say that nothing compiled is kept. Then each process that a test starts compiles
-# the whole package for itself, and each worker the tests.
+# Containers often set this variable. Without bytecode files, each process that a test starts would
+# compile the whole package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# How long an example takes says how busy the machine is.
+# No deadline: the time of an example depends on how busy the machine is.
 settings.register_profile("specbench", deadline=None)
 settings.load_profile("specbench")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long begins first: no worker is alone with it in the end."""
+    """Run the long tests first, so that no worker is left with one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """What a test draws of torch is the same each time, whatever ran before it."""
+    """Seed torch before each test, so that random values do not depend on earlier tests."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_idling() -> Iterator[None]:
-    """Runs neither idle until a second of the machine's quietness is measured nor rest before each
-    cell: no test believes these times.
+def _without_pauses() -> Iterator[None]:
+    """Skip the pauses of a run, because tests do not use its times.
 
-    Passes in processes of their own do.
+    A run waits for a quiet machine, and pauses before each measurement. Repeats in child processes
+    keep these pauses.
     """
     with (
         patch.object(quiet, "WINDOW_S", 0.02),
@@ -73,46 +73,48 @@ def _no_idling() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _permissions_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep permissions of tests out of the user's cache."""
+def _permissions_outside_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Store the permissions that tests grant outside the user's cache."""
     folder = tmp_path_factory.mktemp("permitted")
     with patch("specbench_cli.config.permission._folder", lambda: folder):
         yield
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _seldom_thawed() -> Iterator[None]:
-    """What all tests are made of is no garbage, and no collection goes through it.
+def _fewer_collections() -> Iterator[None]:
+    """Exclude the modules of torch and pytest from garbage collection, which is then faster.
 
-    A pass of a run thaws what it froze, and so all of torch and of pytest: here after every
-    sixtieth alone.
+    Each repeat of a run unfreezes all objects. Here, only every 60th call does.
     """
-    passes, thaw = count(1), gc.unfreeze
+    calls, unfreeze = count(1), gc.unfreeze
 
-    def seldom() -> None:
-        if next(passes) % 60 == 0:
-            thaw()
+    def unfreeze_every_60th_time() -> None:
+        if next(calls) % 60 == 0:
+            unfreeze()
             gc.collect()
             gc.freeze()
 
     gc.collect()
     gc.freeze()
-    with patch.object(gc, "unfreeze", seldom):
+    with patch.object(gc, "unfreeze", unfreeze_every_60th_time):
         yield
-    thaw()
+    unfreeze()
 
 
 @pytest.fixture(scope="session")
-def _small_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """By the names of the shipped pair: its draft, and that draft's first layer alone."""
+def _small_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the model folders of `small_pair`, by the names of the shipped pair.
+
+    The target is the shipped draft model. The draft model is the first layer of it.
+    """
     from safetensors.torch import load_file, save_file
 
     draft = HERE / "embedded" / "embedded-1m"
     folder = tmp_path_factory.mktemp("small") / "first-layer"
     shutil.copytree(draft, folder)
     config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
-    written = json.dumps(config | {"num_hidden_layers": 1})
-    (folder / "config.json").write_text(written, encoding="utf-8")
+    config_text = json.dumps(config | {"num_hidden_layers": 1})
+    (folder / "config.json").write_text(config_text, encoding="utf-8")
     weights = load_file(draft / "model.safetensors")
     first = {name: weight for name, weight in weights.items() if ".layers.1." not in name}
     save_file(first, folder / "model.safetensors", metadata={"format": "pt"})
@@ -120,33 +122,35 @@ def _small_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def small_pair(_shipped: dict[str, Alias], _small_folders: dict[str, str]) -> Iterator[None]:
-    """A pair of an eighth of the numbers goes by the names of the shipped one in this process, and
-    has no heads: for what needs no figure of the shipped pair."""
+def small_pair(_shipped_aliases: dict[str, Alias], _small_models: dict[str, str]) -> Iterator[None]:
+    """Replace the shipped models by a pair of an eighth of the parameters, without heads.
+
+    Tests use it if they do not depend on the outputs of the shipped pair.
+    """
     names = {
-        name: entry.model_copy(update={"folder": _small_folders[name], "heads": {}})
-        for name, entry in _shipped.items()
-        if name in _small_folders
+        name: entry.model_copy(update={"folder": _small_models[name], "heads": {}})
+        for name, entry in _shipped_aliases.items()
+        if name in _small_models
     }
     with patch.dict(aliases(), names):
         yield
 
 
 @pytest.fixture(scope="module")
-def _shipped() -> dict[str, Alias]:
+def _shipped_aliases() -> dict[str, Alias]:
     return dict(aliases())
 
 
 @pytest.fixture
-def shipped_pair(_shipped: dict[str, Alias], small_pair: None) -> Iterator[None]:
-    """The shipped pair in a module of small ones."""
-    with patch.dict(aliases(), _shipped):
+def shipped_pair(_shipped_aliases: dict[str, Alias], small_pair: None) -> Iterator[None]:
+    """Restore the shipped pair for one test in a module that uses `small_pair`."""
+    with patch.dict(aliases(), _shipped_aliases):
         yield
 
 
 @pytest.fixture
 def server() -> Iterator[Callable[..., Any]]:
-    """Starts servers that answer as real ones do; see `tests/methods/server.py`."""
+    """Return a function that starts a test server; see `tests/methods/server.py`."""
     double = runpy.run_path(str(Path(__file__).parent / "methods" / "server.py"))["Double"]
     with ExitStack() as started:
         yield lambda *args, **more: started.enter_context(double(*args, **more))
@@ -165,7 +169,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def short_audit() -> Iterator[None]:
-    """Audits look at few cases: those of every method in full are `specbench audit --all`."""
+    """Reduce the number of cases per audit check. `specbench audit --all` tests all cases."""
     with few_cases():
         yield
 
@@ -175,14 +179,14 @@ WRITE_FIGURES = "specbench_cli.report.outputs.write_figures"
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_figures() -> Iterator[None]:
-    """Runs end without their pictures, which take longer than small runs themselves."""
+    """Skip the figures of a run, which take longer than a small run."""
     with patch(WRITE_FIGURES, lambda *_, **__: []):
         yield
 
 
 @pytest.fixture(scope="module")
 def figures() -> Iterator[None]:
-    """Runs of a module end with their pictures."""
+    """Draw the figures of the runs in a module."""
     from specbench_cli.report.figures import write_figures
 
     with patch(WRITE_FIGURES, write_figures):
@@ -191,8 +195,10 @@ def figures() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def curves() -> Iterator[Callable[[], AbstractContextManager[object]]]:
-    """Trainings draw no curves, which takes longer than a short training, except inside the
-    context manager that this returns."""
+    """Skip the curves of a training, which take longer than a short training.
+
+    Return a context manager in which trainings draw them.
+    """
     from specbench_cli.commands.training import _shared
 
     draw = _shared._draw
@@ -311,21 +317,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""Family -> transformers' config class and what its tiny model has of its own."""
+"""The config class of each family in transformers, and the settings of its tiny model."""
 
 IDS = ("vocab_size", "bos_token_id", "eos_token_id")
 TAKES = dict.fromkeys(("gpt2", "mamba2", "mamba", "rwkv", "t5", "bart"), IDS)
-"""Which of `SIZES` a family's configuration knows by these names; default: all."""
+"""The keys of `SIZES` that a family's configuration has. Other families have all of them."""
 
 KINDS = {"t5": "Seq2SeqLM", "bart": "Seq2SeqLM", "llava": "ImageTextToText"}
-"""Which of transformers' kinds of model a family is; default: causal."""
+"""The model type of a family in transformers. Other families are causal language models."""
 
 TinyCheckpoint = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
-    """A maker of tiny random checkpoints as transformers writes them, each made once a session.
+    """Return a function that writes tiny random checkpoints, each once per session.
 
     `tiny_checkpoint(family, *, seed=0, noise=0.0, dtype=torch.float32, shard=None, **config) ->
     folder`; `noise` is added to each matrix, as a share of its spread; `shard` is the largest size
@@ -347,19 +353,18 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
         key = f"{family} {seed} {noise} {dtype} {shard} {sorted(overrides.items())}"
         if key not in made:
             folder = tmp_path_factory.mktemp(family)
-            config_class, own = FAMILIES[family]
+            config_class, extra_settings = FAMILIES[family]
             sizes = {key: SIZES[key] for key in TAKES.get(family, SIZES)}
             if family == "llava":
                 sizes = {"text_config": {"model_type": "llama", **SIZES}}
             transformers = importlib.import_module("transformers")
-            config = getattr(transformers, config_class)(**(sizes | own | overrides))
+            config = getattr(transformers, config_class)(**(sizes | extra_settings | overrides))
             kind = KINDS.get(family, "CausalLM")
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 module = getattr(transformers, f"AutoModelFor{kind}").from_config(config)
-                for (
-                    weight
-                ) in module.parameters():  # so that norms and biases matter, and logits spread
+                # Noise gives norms and biases an effect, and spreads the logits.
+                for weight in module.parameters():
                     weight.data += 0.1 * torch.randn_like(weight)
                 for weight in module.parameters() if noise else ():
                     weight.data += noise * weight.std() * torch.randn_like(weight)
@@ -372,7 +377,10 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
 
 @pytest.fixture(scope="module")
 def call_here(tmp_path_factory, request):
-    """Runs a command in one folder for all; returns exit code, stdout, stderr."""
+    """Return a function that runs a command and returns exit code, stdout and stderr.
+
+    All tests of a module share the working folder.
+    """
     from specbench_cli import app
 
     with pytest.MonkeyPatch.context() as patch:
@@ -388,37 +396,37 @@ def call_here(tmp_path_factory, request):
 
 
 ISOLATION = {"isolation": "none"}
-"""Plug-ins of tests are run by this process: a process of their own takes seconds to start."""
+"""Setting to run plug-ins in this process, because a plug-in process takes seconds to start."""
 
 
 class Log:
-    """A view that remembers what it was shown, and may interrupt after some cells."""
+    """A view that keeps what a run reports. It can interrupt the run after some records."""
 
     def __init__(self, interrupt_after=None):
         self.interrupt_after = interrupt_after
         self.facts = None
         self.notes = []
-        self.cells = []
-        self.said = []
+        self.record_keys = []
+        self.events = []
 
     def planned(self, facts):
         self.facts = facts
 
-    def started(self, cells, done, run_dir):
-        self.total, self.done = cells, done
+    def started(self, total, done, run_dir):
+        self.total, self.done = total, done
 
     def stage(self, text):
-        self.said.append(text)
+        self.events.append(text)
 
     def prompt(self, progress):
-        self.said.append(progress)
+        self.events.append(progress)
 
     def window(self, other_cpu, text):
         pass
 
     def show_record(self, record):
-        self.cells.append(record.key)
-        if len(self.cells) == self.interrupt_after:
+        self.record_keys.append(record.key)
+        if len(self.record_keys) == self.interrupt_after:
             raise KeyboardInterrupt
 
     def note(self, text):
@@ -432,7 +440,7 @@ class Log:
 
 
 class Outcome:
-    """What a run came to."""
+    """The result of a run: exit code, records and the view's log."""
 
     def __init__(self, result, log):
         from specbench_cli.store.run_dir import RunDir
@@ -451,13 +459,13 @@ class Outcome:
 
 @pytest.fixture(scope="session")
 def log():
-    """The class of views that remember."""
+    """Return the class of the views that keep what a run reports."""
     return Log
 
 
 @pytest.fixture
 def specbench(tmp_path, monkeypatch):
-    """Run a configuration through plan, cells and records; returns an `Outcome`."""
+    """Return a function that plans and measures a run and returns its `Outcome`."""
     from specbench_cli.config.run import RunConfig
     from specbench_cli.measure import run as execute
     from specbench_cli.measure import warm_up

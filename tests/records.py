@@ -1,4 +1,4 @@
-"""Records with everything that a test does not name filled in."""
+"""Records for tests, with default values for the fields that a test does not set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from specbench_cli.store.schema import Ns, Params, Record, Verdict
 
 
 def record_of(label: str, prompt_id: str, n: int = 10, /, **changes: Any) -> Record:
-    """Return the record of a greedy output of a first turn, without steps and forwards."""
+    """Return a record of a greedy first-turn output, without steps and forwards."""
     values = {
         "prompt_id": prompt_id,
         "cluster": prompt_id,

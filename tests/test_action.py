@@ -1,4 +1,4 @@
-"""The steps of the GitHub action and the commands of docs/how-to/ci.md, as far as a test can."""
+"""Tests of the GitHub action's steps and of the commands in docs/how-to/ci.md."""
 
 import re
 import shlex
@@ -18,12 +18,12 @@ ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 DOCS = (ROOT / "docs/how-to/ci.md").read_text(encoding="utf-8")
 STEPS = ACTION["runs"]["steps"]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", DOCS, re.M | re.S)
-CHECKED = [step["run"] for step in STEPS if "run" in step]
-SCRIPTS = CHECKED + [text for language, text in BLOCKS if language == "bash"]
+ACTION_SCRIPTS = [step["run"] for step in STEPS if "run" in step]
+SCRIPTS = ACTION_SCRIPTS + [text for language, text in BLOCKS if language == "bash"]
 
 
-def jobs() -> list[str]:
-    """The scripts of the YAML examples."""
+def example_scripts() -> list[str]:
+    """Return the scripts of the YAML examples."""
     found = []
     for language, text in BLOCKS:
         if language == "yaml":
@@ -41,50 +41,50 @@ def _mappings(value):
         yield from _mappings(member)
 
 
-def commands(script: str) -> list[list[str]]:
-    """The words of every specbench command of a script."""
+def find_commands(script: str) -> list[list[str]]:
+    """Return each specbench command of a script as a list of words."""
     joined = script.replace("\\\n", " ")
     found = re.findall(r"(?:^|[;&|]\s*|`)(specbench [^|;&`\n]*)", joined, re.M)
     return [shlex.split(each, comments=True) for each in found]
 
 
-def used() -> set[tuple[str, str]]:
-    """(command, option) of everything that is typed anywhere."""
+def find_options() -> set[tuple[str, str]]:
+    """Return the (command, option) pairs of all scripts and examples."""
     inline = re.findall(r"`(specbench [^`\n]+)`", DOCS)
     return {
         (words[1], word.partition("=")[0])
-        for script in [*SCRIPTS, *jobs(), *inline]
-        for words in commands(script)
+        for script in [*SCRIPTS, *example_scripts(), *inline]
+        for words in find_commands(script)
         for word in words[2:]
         if word.startswith("-")
     }
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS, *jobs()])
+@pytest.mark.parametrize("script", [*SCRIPTS, *example_scripts()])
 def test_scripts_are_valid(script):
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-def test_every_option_that_is_typed_exists():
-    known = {
+def test_all_options_in_scripts_exist():
+    options_by_command = {
         name: {text for param in command.params for text in param.opts}
         for name, command in get_command(with_all_options()).commands.items()
     }
-    assert {command for command, _ in used()} == {"run", "compare"}
-    assert [pair for pair in used() if pair[1] not in known[pair[0]]] == []
+    assert {command for command, _ in find_options()} == {"run", "compare"}
+    assert [pair for pair in find_options() if pair[1] not in options_by_command[pair[0]]] == []
 
 
-def test_steps_take_inputs_as_variables_and_every_input_is_used():
+def test_steps_read_inputs_from_variables_and_use_every_input():
     assert not [step for step in STEPS if "${{" in step.get("run", "")]
-    said = yaml.safe_dump(STEPS)
-    assert set(re.findall(r"inputs\.([\w-]+)", said)) == ACTION["inputs"].keys()
+    steps_text = yaml.safe_dump(STEPS)
+    assert set(re.findall(r"inputs\.([\w-]+)", steps_text)) == ACTION["inputs"].keys()
     for step in STEPS:
         assert set(re.findall(r"\$\{?([A-Z]\w+)", step.get("run", ""))) <= step.get(
             "env", {}
         ).keys() | {"PWD", "GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY", "GITHUB_ACTION_PATH"}
 
 
-def test_shell_of_every_step_is_named_and_actions_are_pinned():
+def test_steps_name_their_shell_and_actions_are_pinned():
     assert all(step["shell"] == "bash" for step in STEPS if "run" in step)
     assert all(re.search(r"@v\d+$", step["uses"]) for step in STEPS if "uses" in step)
 
@@ -97,8 +97,8 @@ def test_outputs_are_set_by_the_steps_that_they_name():
     assert all(f".{file.partition('.')[2]}" in scripts["compare"] for file in FILES.values())
 
 
-def test_defaults_are_words_that_the_commands_know():
-    defaults = {name: given["default"] for name, given in ACTION["inputs"].items()}
+def test_default_inputs_are_valid_option_values():
+    defaults = {name: action_input["default"] for name, action_input in ACTION["inputs"].items()}
     assert defaults["profile"] in PROFILES
     options = {
         param.name: param.default
@@ -110,7 +110,7 @@ def test_defaults_are_words_that_the_commands_know():
     )
 
 
-def test_documented_inputs_and_profiles_are_all_there_is():
+def test_all_inputs_and_profiles_are_documented():
     (inputs,) = re.findall(r"Inputs: (.*?)\. Outputs: (.*?)\.\n", DOCS)
     assert set(re.findall(r"`([\w-]+)`", inputs[0])) == ACTION["inputs"].keys()
     assert set(re.findall(r"`([\w-]+)`", inputs[1])) == ACTION["outputs"].keys()

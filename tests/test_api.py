@@ -1,4 +1,4 @@
-"""The surface for authors: what is promised is there, and nothing in it is slow to import."""
+"""Tests of the plug-in API: its names, and the modules that its import loads."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from specbench_cli.former_names import FormerMember
 FILES = sorted(Path(methods.__path__[0]).rglob("*.py"))
 
 
-def test_all_that_is_imported_is_promised_in_order():
+def test_all_names_of_the_api_are_in_dunder_all():
     tree = ast.parse(Path(api.__file__).read_text(encoding="utf-8"))
-    held = {
+    imported_names = {
         alias.name
         for node in tree.body
         if isinstance(node, ast.ImportFrom) and node.module != "__future__"
         for alias in node.names
     }
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    held |= functions - {"__getattr__"}
-    assert held == set(api.__all__)
-    assert all(hasattr(api, name) for name in held)
+    imported_names |= functions - {"__getattr__"}
+    assert imported_names == set(api.__all__)
+    assert all(hasattr(api, name) for name in imported_names)
 
 
-def test_methods_and_heads_import_nothing_else_of_the_project():
+def test_methods_and_heads_import_only_the_api():
     for file in FILES:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             module = node.module if isinstance(node, ast.ImportFrom) else None
@@ -39,8 +39,8 @@ def test_methods_and_heads_import_nothing_else_of_the_project():
                 assert module in ("specbench_cli.api", "specbench_cli.errors"), file
 
 
-def test_everything_promised_is_used_by_a_method_or_is_what_they_are_made_of():
-    """So that the surface does not outgrow those who live on it."""
+def test_each_api_name_is_used_by_a_method_or_is_a_type():
+    """A name that no method uses would only make the API larger."""
     used = {
         alias.name
         for file in FILES
@@ -48,7 +48,7 @@ def test_everything_promised_is_used_by_a_method_or_is_what_they_are_made_of():
         if isinstance(node, ast.ImportFrom) and node.module == "specbench_cli.api"
         for alias in node.names
     }
-    kinds = {
+    type_names = {
         "AcceptRule",
         "FeatureHead",
         "fill_from",
@@ -60,28 +60,28 @@ def test_everything_promised_is_used_by_a_method_or_is_what_they_are_made_of():
         "Length",
         "Rule",
     }
-    kinds |= {"Part", "State", "TreeTemplate", "Worker"}
+    type_names |= {"Part", "State", "TreeTemplate", "Worker"}
     errors = {"MethodFault", "UsageError"}
     for_plugins = {"Claim"}
-    assert set(api.__all__) - used <= kinds | errors | for_plugins
+    assert set(api.__all__) - used <= type_names | errors | for_plugins
 
 
-def test_no_transformers_where_a_shipped_model_is_loaded_nor_scipy_before():
-    """What a plug-in's or a drafter's process starts with; their import takes seconds."""
-    heavy = "{'transformers', 'scipy'} & {*sys.modules}"
-    starts = "specbench_cli.api, specbench_cli.measure.isolation.plugin_methods"
-    modules = "{'transformers', 'torch._dynamo'} & {*sys.modules}"
+def test_loading_a_shipped_model_does_not_import_transformers():
+    """Plug-in and draft processes load these modules first, and transformers takes seconds."""
+    heavy_modules = "{'transformers', 'scipy'} & {*sys.modules}"
+    first_imports = "specbench_cli.api, specbench_cli.measure.isolation.plugin_methods"
+    later_modules = "{'transformers', 'torch._dynamo'} & {*sys.modules}"
     check = (
-        f"import sys, {starts}; found = {heavy};"
+        f"import sys, {first_imports}; found = {heavy_modules};"
         " from specbench_cli.engine.models.load import load_decoder;"
         " from specbench_cli.models.resolve import resolve;"
         " load_decoder(resolve('embedded-1m').path, name='draft');"
-        f" sys.exit(str(found | {modules} or '') or 0)"
+        f" sys.exit(str(found | {later_modules} or '') or 0)"
     )
     subprocess.run([sys.executable, "-c", check], check=True)
 
 
-def test_a_session_shows_authors_what_they_need_and_the_harness_in_one_place():
+def test_a_session_has_few_members_for_authors():
     members = {
         name
         for name in dir(Session)
@@ -89,13 +89,13 @@ def test_a_session_shows_authors_what_they_need_and_the_harness_in_one_place():
         and not isinstance(inspect.getattr_static(Session, name), FormerMember)
     }
     members |= {"requests", "target", "device", "sampling", "memory", "harness"}
-    taken = {
+    parameters = {
         name
-        for kind in (Session, PeerSession)
-        for member in map(partial(inspect.getattr_static, kind), dir(kind))
+        for cls in (Session, PeerSession)
+        for member in map(partial(inspect.getattr_static, cls), dir(cls))
         if inspect.isfunction(member)
         for name in inspect.signature(member).parameters
     }
-    assert "seq" not in taken
+    assert "seq" not in parameters
     assert not members & {"meter", "workers", "begin", "adopt", "module", "tokenizer", "origin"}
     assert len(members) <= 44, sorted(members)

@@ -1,4 +1,4 @@
-"""Declarations: what a plan knows of a method without importing it."""
+"""Tests of declarations, from which a plan knows a method without importing its module."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ ATTRIBUTES = [
 
 @pytest.mark.parametrize(("name", "passed"), CASES)
 def test_a_declaration_equals_the_class(name: str, passed: dict[str, Any]) -> None:
-    made, real = registry.declare(name, passed), registry.build(name, passed)
-    assert repr(made.params) == repr(real.params)
-    assert made.params.model_dump() == real.params.model_dump()
-    assert facts(made) == facts(real)
+    declared, built = registry.declare(name, passed), registry.build(name, passed)
+    assert repr(declared.params) == repr(built.params)
+    assert declared.params.model_dump() == built.params.model_dump()
+    assert declared_facts(declared) == declared_facts(built)
 
 
-def facts(method: Method) -> dict[str, Any]:
+def declared_facts(method: Method) -> dict[str, Any]:
     """Return what a method declares, as values that are equal for equal declarations."""
     fields = type(method).Params.model_fields
     hooks = HOOKS - {"accept", "artifacts", "guarantee", "models"}
@@ -81,8 +81,8 @@ def test_every_property_of_a_method_is_a_hook_or_follows_from_hooks():
 
 
 def test_modules_of_declarations_do_not_import_torch():
-    ours = sorted(name for name in WITHOUT_TORCH if name.startswith("specbench_cli"))
-    code = f"import sys, {', '.join(ours)}; print('torch' in sys.modules)"
+    own_modules = sorted(name for name in WITHOUT_TORCH if name.startswith("specbench_cli"))
+    code = f"import sys, {', '.join(own_modules)}; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 
@@ -112,9 +112,9 @@ def specbench(*args: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_a_dry_run_does_not_import_torch(args):
-    done = specbench("run", *args.split(), "--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "False"
+    process = specbench("run", *args.split(), "--dry-run")
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines()[-1] == "False"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_dry_run_does_not_import_torch(args):
     ],
 )
 def test_a_wrong_parameter_is_refused_before_torch_is_imported(setting, message):
-    done = specbench("run", "-m", "sps", "--set", setting)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stdout == "False\n"
+    process = specbench("run", "-m", "sps", "--set", setting)
+    assert process.returncode == 2
+    assert message in process.stderr
+    assert process.stdout == "False\n"

@@ -13,59 +13,59 @@ from specbench_cli.errors import (
     truncate,
 )
 
-NEVER_LONGER = 2 * MAX_TEXT_LENGTH
+MAX_LENGTH = 2 * MAX_TEXT_LENGTH
 """Maximum length of a truncated text with its prefix and suffix."""
 
 
-def test_a_long_text_is_cut_and_says_by_how_much():
+def test_a_long_text_is_cut_and_names_the_number_of_cut_characters():
     assert truncate("x" * 50_000) == "x" * MAX_TEXT_LENGTH + "... (48000 more characters cut)"
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * MAX_TEXT_LENGTH])
-def test_a_text_of_usual_length_is_left_alone(text):
+def test_a_text_of_usual_length_is_not_changed(text):
     assert truncate(text) == text
 
 
-def test_a_text_that_was_cut_once_still_says_how_much_when_it_is_quoted():
+def test_a_quoted_text_keeps_its_number_of_cut_characters():
     quoted = truncate(f"sps, mini/3: {truncate('x' * 50_000)} (method.py, line 3)")
     assert "(48000 more characters cut) (method.py, line 3)" in quoted
 
 
-def test_half_a_character_which_no_file_can_hold_is_spelled_out():
+def test_a_lone_surrogate_is_escaped():
     assert truncate("a\ud800b") == "a\\ud800b"
     truncate("\udfff" * 50_000).encode()
 
 
-def test_line_breaks_of_every_kind_become_blanks():
+def test_all_kinds_of_line_breaks_become_spaces():
     assert to_one_line("a\nb\r\nc\x85d\u2028e\x0bf") == "a b c d e f"
 
 
-class Unsayable(Exception):
-    """An exception whose text ends the program."""
+class ExitingMessage(Exception):
+    """An exception whose `__str__` raises SystemExit."""
 
     def __str__(self):
         raise SystemExit(7)
 
 
-def test_an_exception_whose_text_cannot_be_read_is_named():
-    assert message_of(Unsayable()) == "its message cannot be read"
+def test_an_unreadable_exception_message_has_a_replacement():
+    assert message_of(ExitingMessage()) == "its message cannot be read"
 
 
-def test_an_interrupt_while_an_exception_is_read_is_an_interrupt():
-    class Slow(Exception):
+def test_an_interrupt_in_an_exception_message_is_raised():
+    class InterruptedMessage(Exception):
         def __str__(self):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        message_of(Slow())
+        message_of(InterruptedMessage())
 
 
 @pytest.mark.parametrize("kind", [UsageError, MethodFault])
 def test_every_error_message_is_truncated(kind):
     fault = kind("m" * 1_000_000, "h" * 1_000_000)
-    assert len(fault.message) < NEVER_LONGER
-    assert len(fault.hint) < NEVER_LONGER
-    assert len(str(fault)) < NEVER_LONGER
+    assert len(fault.message) < MAX_LENGTH
+    assert len(fault.hint) < MAX_LENGTH
+    assert len(str(fault)) < MAX_LENGTH
 
 
 def test_python_prints_a_message_with_its_hidden_characters_escaped():

@@ -1,4 +1,4 @@
-"""Names of before December 2026 that plug-ins, runs, baselines and certificates still use."""
+"""Tests of deprecated names, which older plug-ins, runs, baselines and certificates use."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -95,9 +95,9 @@ def test_an_instance_has_its_members_by_their_former_names():
 
 def test_a_head_sets_its_captured_layers_by_the_former_name():
     with pytest.warns(DeprecationWarning, match="`FeatureHead.taps` is now `captured_layers`"):
-        Last = type("Last", (api.FeatureHead,), {"kind": "last", "taps": (2,)})
-    assert Last.captured_layers == (2,)
-    head = Last(SimpleNamespace(vocab_size=4))
+        LastLayerHead = type("Last", (api.FeatureHead,), {"kind": "last", "taps": (2,)})
+    assert LastLayerHead.captured_layers == (2,)
+    head = LastLayerHead(SimpleNamespace(vocab_size=4))
     with pytest.warns(DeprecationWarning, match="`FeatureHead.taps` is now `captured_layers`"):
         head.taps = (0, 1)
     assert head.captured_layers == (0, 1)
@@ -106,14 +106,16 @@ def test_a_head_sets_its_captured_layers_by_the_former_name():
 def test_a_plug_in_overrides_members_by_their_former_names():
     members = {"name": "rule", "enough": lambda self, grade: grade > 1}
     with pytest.warns(DeprecationWarning, match="`SegmentRule.enough` is now `accepts`"):
-        Rule = type("Rule", (api.SegmentRule,), members)
-    assert Rule().judge(2).accepted and not Rule().judge(1).accepted
+        StrictSegmentRule = type("Rule", (api.SegmentRule,), members)
+    assert StrictSegmentRule().judge(2).accepted and not StrictSegmentRule().judge(1).accepted
     with pytest.warns(DeprecationWarning, match="`AcceptRule.off` is now `is_exact`"):
-        Exact = type("Exact", (api.AcceptRule,), {"name": "exact", "off": True})
-    assert Exact().is_exact
+        ExactRule = type("Exact", (api.AcceptRule,), {"name": "exact", "off": True})
+    assert ExactRule().is_exact
     with pytest.warns(DeprecationWarning, match="`Method.needed` is now `requirements`"):
-        Drafting = type("Drafting", (api.Method,), {"needed": frozenset({"draft"})})
-    assert Drafting().requirements == {"draft"}
+        DraftingMethod = type("Drafting", (api.Method,), {"needed": frozenset({"draft"})})
+    assert DraftingMethod().requirements == {"draft"}
     with pytest.warns(DeprecationWarning, match="`Length.goes_on` is now `continues_after`"):
-        Two = type("Two", (api.Length,), {"goes_on": lambda self, out, pick: self.drafted < 2})
-    assert Two().should_continue(None, None)
+        TwoTokenLength = type(
+            "Two", (api.Length,), {"goes_on": lambda self, out, pick: self.drafted < 2}
+        )
+    assert TwoTokenLength().should_continue(None, None)

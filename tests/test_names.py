@@ -1,10 +1,10 @@
-"""Names of classes and functions are the field's words, as CONTRIBUTING.md asks.
+"""A test that names of classes and functions follow the rules in CONTRIBUTING.md.
 
-A name fails if all of it is a participle, an adverb, a pronoun or another word that says nothing
-alone, or if it has a word that the field does not use. `names_left.txt` lists the names that fail
-and are still to be renamed: it may only get shorter.
+A name fails if it is a single word without meaning of its own, such as a participle, an adverb or
+a pronoun. It also fails if it contains a word that the field does not use. `names_left.txt` lists
+the failing names that are not renamed yet. The list may only get shorter.
 
-    python -m tests.test_names      writes the list anew after a renaming
+    python -m tests.test_names      updates the list after names were renamed
 """
 
 import ast
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 LEFT = Path(__file__).with_name("names_left.txt")
 PACKAGES = ("specbench_cli", "methods", "recipes", "benchmarks")
 
-EMPTY = set(
+MEANINGLESS = set(
     """
     able above again ahead alike all almost alone along also always among another anew any apart
     around as aside at away bare before beginning behind belonging below beside besides better
@@ -44,15 +44,15 @@ EMPTY = set(
     falls gives goes holds knows lacks lies says stands takes tells
     """.split()
 )
-"""Words that are no name by themselves."""
+"""Words that must not be a whole name."""
 
-HOUSE = set(
+UNUSUAL = set(
     """
     arm arms hire hires hiring law laws ledger lend lends loan loans seat seats stand tap taps told
     void
     """.split()
 )
-"""Words that the field does not use in this sense, wherever they stand in a name."""
+"""Words that must not be any part of a name, because the field does not use them like this."""
 
 KEPT = {
     "more": "a skill of the generated tasks; its name is part of ids in datasets",
@@ -64,26 +64,26 @@ KEPT = {
     "StandParams": "the method STAND",
     "exact_law": "a guarantee that plug-ins and certificates state by this name",
 }
-"""Names that stay, with the reason."""
+"""Names that are allowed in spite of these rules, with the reason."""
 
 
-def definitions() -> Iterator[tuple[str, str, bool]]:
+def find_definitions() -> Iterator[tuple[str, str, bool]]:
     """Yield the path, name and whether it is a class of each definition in the packages."""
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                    where = path.relative_to(ROOT).as_posix()
-                    yield where, node.name, isinstance(node, ast.ClassDef)
+                    relative_path = path.relative_to(ROOT).as_posix()
+                    yield relative_path, node.name, isinstance(node, ast.ClassDef)
 
 
-def failing() -> set[str]:
+def find_failing_names() -> set[str]:
     """Return the names that fail: definitions by path, and class names that exist twice."""
     found, classes = set(), defaultdict(set)
-    for path, name, is_class in definitions():
+    for path, name, is_class in find_definitions():
         words = name.strip("_").lower().split("_")
-        empty = len(words) == 1 and words[0] in EMPTY
-        if name not in KEPT and (empty or HOUSE.intersection(words)):
+        empty = len(words) == 1 and words[0] in MEANINGLESS
+        if name not in KEPT and (empty or UNUSUAL.intersection(words)):
             found.add(f"{path}::{name}")
         if is_class:
             classes[name].add(path)
@@ -94,12 +94,12 @@ def failing() -> set[str]:
     return found
 
 
-def test_no_new_name_is_a_riddle_or_exists_twice():
-    left = set(LEFT.read_text(encoding="utf-8").splitlines())
-    found = failing()
-    assert sorted(found - left) == [], "rename these: CONTRIBUTING.md, Code of style"
-    assert sorted(left - found) == [], "these are gone: python -m tests.test_names"
+def test_only_listed_names_break_the_rules():
+    listed = set(LEFT.read_text(encoding="utf-8").splitlines())
+    found = find_failing_names()
+    assert sorted(found - listed) == [], "rename these: CONTRIBUTING.md, Code of style"
+    assert sorted(listed - found) == [], "these are gone: python -m tests.test_names"
 
 
 if __name__ == "__main__":
-    LEFT.write_text("".join(f"{name}\n" for name in sorted(failing())), encoding="utf-8")
+    LEFT.write_text("".join(f"{name}\n" for name in sorted(find_failing_names())), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""README and the pages of docs: what each page begins with, and the commands in them."""
+"""Tests of README and of the pages in docs/: their first sentences and their commands."""
 
 import re
 import shlex
@@ -43,15 +43,15 @@ ONLY_PARSED = {
     "store/datastore": "needs a datastore",
     "$i": "a loop of the shell",
 }
-"""Parts of commands that cannot be planned in every checkout, with the reason."""
+"""Parts of commands that are parsed but not planned by the tests, with the reason."""
 
 
-def name_of(page: Path) -> str:
+def page_name(page: Path) -> str:
     """Return the path of a page from the root of the repository."""
     return page.relative_to(ROOT).as_posix()
 
 
-def commands_of(page: Path) -> Iterator[list[str]]:
+def find_commands(page: Path) -> Iterator[list[str]]:
     """Yield the words of every specbench command in the code blocks of a page."""
     for block in re.findall(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
         for line in block.replace("\\\n", " ").splitlines():
@@ -59,24 +59,24 @@ def commands_of(page: Path) -> Iterator[list[str]]:
                 yield shlex.split(text.rpartition(" >>")[0] or text, comments=True)[1:]
 
 
-COMMANDS = [(page, words) for page in PAGES for words in commands_of(page)]
-RUNS = [
+COMMANDS = [(page, words) for page in PAGES for words in find_commands(page)]
+RUN_COMMANDS = [
     words
     for _, words in {" ".join(words): (page, words) for page, words in COMMANDS}.values()
     if words[0] == "run" and not any(part in " ".join(words) for part in ONLY_PARSED)
 ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_commands_of_a_page_have_only_known_options(page):
-    for words in commands_of(page):
+    for words in find_commands(page):
         command, rest = get_command(app.with_all_options()), words
         while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
             assert rest[0] in command.commands, words
             command, rest = command.commands[rest[0]], rest[1:]
         try:
             command.make_context(words[0], list(rest))
-        except click.exceptions.Exit:  # of --help and --version
+        except click.exceptions.Exit:  # raised by --help and --version
             continue
         except click.UsageError as error:
             pytest.fail(f"specbench {' '.join(words)}: {error.format_message()}")
@@ -84,7 +84,7 @@ def test_commands_of_a_page_have_only_known_options(page):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working folder with the files that commands of the pages name."""
+    """Change to a folder with the files that the commands of the pages use; return its path."""
     monkeypatch.setattr(registry, "_plugin_methods", {})
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
@@ -109,18 +109,18 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("words", RUNS, ids=" ".join)
+@pytest.mark.parametrize("words", RUN_COMMANDS, ids=" ".join)
 def test_every_run_of_a_page_can_be_planned(words, folder, capsys):
     assert app._run([*words, "--dry-run"]) == 0, capsys.readouterr().err
 
 
-def test_every_exception_is_needed():
-    typed = [" ".join(words) for _, words in COMMANDS]
-    assert [part for part in ONLY_PARSED if not any(part in text for text in typed)] == []
+def test_each_entry_of_only_parsed_is_needed():
+    command_texts = [" ".join(words) for _, words in COMMANDS]
+    assert [part for part in ONLY_PARSED if not any(part in text for text in command_texts)] == []
 
 
-@pytest.mark.parametrize("page", DOCS, ids=name_of)
-def test_a_page_begins_with_who_needs_it_and_what_they_can_do_afterwards(page):
+@pytest.mark.parametrize("page", DOCS, ids=page_name)
+def test_a_page_begins_with_its_reader_and_its_result(page):
     title, _, rest = page.read_text(encoding="utf-8").partition("\n\n")
     first = re.split(r"(?<=\.) |\n", rest)[0]
     assert title.startswith("# ")
@@ -128,38 +128,38 @@ def test_a_page_begins_with_who_needs_it_and_what_they_can_do_afterwards(page):
     assert re.search(r": after (?:this page|reading)(?: it)?,? ", first)
 
 
-@pytest.mark.parametrize("page", DOCS, ids=name_of)
+@pytest.mark.parametrize("page", DOCS, ids=page_name)
 def test_a_page_is_in_one_of_the_groups(page):
     assert page.parent.name in GROUPS or page == ROOT / "docs/gallery.md"
 
 
-def test_old_addresses_of_the_site_lead_to_pages():
+def test_redirects_of_the_site_lead_to_pages():
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     (found,) = (each["redirects"] for each in config["plugins"] if "redirects" in each)
-    moved = found["redirect_maps"]
-    assert len(moved) > 20
-    assert [new for new in moved.values() if not (ROOT / "docs" / new).is_file()] == []
-    assert [old for old in moved if (ROOT / "docs" / old).exists()] == []
+    redirects = found["redirect_maps"]
+    assert len(redirects) > 20
+    assert [new for new in redirects.values() if not (ROOT / "docs" / new).is_file()] == []
+    assert [old for old in redirects if (ROOT / "docs" / old).exists()] == []
 
 
-def test_the_table_of_readme_is_the_report_of_the_committed_run(capsys):
+def test_the_table_in_readme_is_the_report_of_the_committed_run(capsys):
     run = "results/reference/default-2cores"
     assert app._run(["report", str(ROOT / run)]) == 0
     table = capsys.readouterr().out.partition("speedup by family")[0]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (after,) = readme.split("<!-- table: the real output of that command -->\n")[1:]
-    shown = re.match(r"```text\n(.*?)```", after, re.DOTALL)[1]
-    assert shown == table.replace(str(ROOT / run), "last")
+    table_in_readme = re.match(r"```text\n(.*?)```", after, re.DOTALL)[1]
+    assert table_in_readme == table.replace(str(ROOT / run), "last")
 
 
 HOUSE_WORDS = re.compile(
     r"\b(arms?|void|voided|told|seats?|hired?|lends?|lent|ledgers?|stood|crew|laws?)\b", re.I
 )
-"""Words of earlier pages that a reader of the field does not know in this meaning."""
+"""Words that earlier pages used in a sense that the field does not know."""
 
 
-@pytest.mark.parametrize("page", [PAGES[0], *DOCS], ids=name_of)
-def test_a_page_speaks_the_language_of_the_field(page):
+@pytest.mark.parametrize("page", [PAGES[0], *DOCS], ids=page_name)
+def test_a_page_has_no_house_words(page):
     text = page.read_text(encoding="utf-8")
     prose = re.sub(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)", "", text, flags=re.M | re.S)
     prose = re.sub(r"scaling laws?", "", prose, flags=re.I)
@@ -167,8 +167,8 @@ def test_a_page_speaks_the_language_of_the_field(page):
 
 
 TUTORIALS = [page for page in DOCS if page.parent.name == "tutorials"]
-SMALL = "--limit 12 --max-new-tokens 8 --threads 1 --allow-noise --repeats 1".split()
-NOT_HERE = {
+SMALL_RUN = "--limit 12 --max-new-tokens 8 --threads 1 --allow-noise --repeats 1".split()
+REPLACEMENTS = {
     "--target smollm2-135m": "--target embedded",
     "--task prompts.jsonl": "--task mini",
     "train head --plugin bottleneck.py --out heads": None,
@@ -178,26 +178,29 @@ NOT_HERE = {
     "llama-3-8b": None,
     "-m sps,eagle2,eagle3,pld": "-m sps,pld",
 }
-"""Parts of commands that need more than a checkout, with a replacement. None skips the command."""
+"""Parts of commands that need downloads or long runs, with a replacement.
+
+None skips the command.
+"""
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("page", TUTORIALS, ids=name_of)
+@pytest.mark.parametrize("page", TUTORIALS, ids=page_name)
 def test_commands_of_a_tutorial_run_one_after_another(page, folder, capsys):
     for code in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         if (name := re.search(r"^class (\w+)\(Method\)", code, re.M)) is not None:
             Path({"RepeatLast": "repeat_last.py"}.get(name[1], "bottleneck.py")).write_text(code)
-    ran = []
-    for words in commands_of(page):
+    finished_commands = []
+    for words in find_commands(page):
         text = " ".join(words)
-        parts = [part for part in NOT_HERE if part in text and "--smoke" not in text]
-        if any(NOT_HERE[part] is None for part in parts):
+        parts = [part for part in REPLACEMENTS if part in text and "--smoke" not in text]
+        if any(REPLACEMENTS[part] is None for part in parts):
             continue
         for part in parts:
-            text = text.replace(part, NOT_HERE[part])
-        small = SMALL if words[0] == "run" and "--dry-run" not in words else []
+            text = text.replace(part, REPLACEMENTS[part])
+        small = SMALL_RUN if words[0] == "run" and "--dry-run" not in words else []
         code = app._run([*text.split(), *small])
-        closed = text == "compare smoke last" and "sps.length=3" in ran[-1]
+        closed = text == "compare smoke last" and "sps.length=3" in finished_commands[-1]
         assert code == (1 if closed else 0), f"{text}\n{capsys.readouterr().err}"
-        ran.append(text)
-    assert ran
+        finished_commands.append(text)
+    assert finished_commands

@@ -1,4 +1,4 @@
-"""Plug-in files: invalid names, and imports that do not end."""
+"""Tests of plug-in files with invalid names, and of imports that do not end."""
 
 import textwrap
 
@@ -18,7 +18,7 @@ METHOD = """
 """
 
 
-def written(tmp_path, text):
+def write_plugin(tmp_path, text):
     path = tmp_path / "mine.py"
     path.write_text(textwrap.dedent(text))
     return str(path)
@@ -28,22 +28,22 @@ def written(tmp_path, text):
     "name",
     ["../../x", "a/b", "a b", "", ".hidden", "-m", "Mine", "a\nb", "x" * 65, 3, None, "caf\u00e9"],
 )
-def test_a_name_that_cannot_be_typed_or_made_a_file_is_refused(tmp_path, name):
+def test_an_invalid_method_name_is_refused(tmp_path, name):
     with pytest.raises(UsageError, match="is not a valid method name"):
-        plugin.read(written(tmp_path, METHOD.format(name=name)))
+        plugin.read(write_plugin(tmp_path, METHOD.format(name=name)))
 
 
 @pytest.mark.parametrize("name", ["mine", "my-method_2", "hydra++", "lab:mine.v2"])
-def test_a_usual_name_is_taken(tmp_path, name):
-    assert list(plugin.read(written(tmp_path, METHOD.format(name=name)))) == [name]
+def test_a_valid_method_name_is_accepted(tmp_path, name):
+    assert list(plugin.read(write_plugin(tmp_path, METHOD.format(name=name)))) == [name]
 
 
-def test_every_name_of_ours_is_one_that_a_plug_in_could_have():
+def test_all_built_in_methods_have_valid_names():
     for name in registry.built_in_methods():
         plugin.check_name(name, "specbench")
 
 
-def test_a_name_of_another_distribution_is_checked_before_it_is_imported(monkeypatch):
+def test_the_name_of_an_entry_point_is_checked_before_its_import(monkeypatch):
     entry = registry.MethodEntry("os:path", "", origin="theirs")
     monkeypatch.setattr(registry, "_entry_point_methods", lambda: {"../x": entry})
     with pytest.raises(UsageError, match=r"theirs: '\.\./x' is not a valid method name"):
@@ -51,7 +51,7 @@ def test_a_name_of_another_distribution_is_checked_before_it_is_imported(monkeyp
 
 
 @pytest.mark.parametrize(
-    "hangs",
+    "endless_code",
     [
         "import time; time.sleep(60)",
         "while True: pass",
@@ -61,9 +61,9 @@ def test_a_name_of_another_distribution_is_checked_before_it_is_imported(monkeyp
     ],
     ids=["sleeps", "loops", "waits", "catches"],
 )
-def test_an_import_that_does_not_end_is_refused(tmp_path, monkeypatch, hangs):
+def test_an_import_that_does_not_end_is_refused(tmp_path, monkeypatch, endless_code):
     monkeypatch.setattr(plugin, "IMPORT_S", 0.1)
     with pytest.raises(
         UsageError, match=r"mine\.py:\d+: TimeoutError: its import took longer than"
     ):
-        plugin.read(written(tmp_path, hangs))
+        plugin.read(write_plugin(tmp_path, endless_code))

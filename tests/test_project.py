@@ -1,4 +1,4 @@
-"""The repository as a whole: what README says is there, and what a wheel holds."""
+"""Tests of the repository: pages, links, dependencies, the Docker image and the wheel."""
 
 import ast
 import importlib.metadata
@@ -22,14 +22,14 @@ from specbench_cli.errors import ExitCode
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("specbench_cli", "methods", "datasets_cfg")
-CODELESS = ("PreTrainedTokenizerFast", "GenerationConfig")
-"""Classes of transformers that read data alone."""
+DATA_ONLY_CLASSES = ("PreTrainedTokenizerFast", "GenerationConfig")
+"""Classes of transformers that load data only, and never run code of a checkpoint."""
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-"""README, and the pages of the site that are files in docs/."""
+"""README and the pages in docs/."""
 
 
-def name_of(page: Path) -> str:
+def page_name(page: Path) -> str:
     """Return the path of a page from the root of the repository."""
     return page.relative_to(ROOT).as_posix()
 
@@ -40,8 +40,8 @@ def block_after(marker: str, page: str = README) -> str:
     return re.match(r"```\w*\n(.*?)```", after, re.DOTALL)[1]
 
 
-def shipped() -> set[str]:
-    """All files of our packages, caches aside."""
+def list_package_files() -> set[str]:
+    """Return the paths of all files in the packages, without caches."""
     return {
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
@@ -51,8 +51,8 @@ def shipped() -> set[str]:
 
 
 @pytest.mark.parametrize(("name", "text"), reference.pages().items())
-def test_the_pages_of_the_reference_are_generated(name, text):
-    """python -m recipes.reference."""
+def test_reference_pages_equal_the_generated_ones(name, text):
+    """`python -m recipes.reference` writes these pages."""
     assert (ROOT / "docs/reference" / name).read_text(encoding="utf-8") == text
 
 
@@ -65,7 +65,7 @@ STATION = re.compile(r"^\| \d+ \| `(\S+\.py)` \| `(\S+)` \|", re.MULTILINE)
 
 
 @pytest.mark.parametrize(("file", "function"), STATION.findall(ARCHITECTURE))
-def test_each_station_of_the_page_about_the_architecture_is_a_function(file, function):
+def test_each_station_of_the_architecture_page_is_a_function(file, function):
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     for name in function.split("."):
         tree = next(node for node in tree.body if getattr(node, "name", None) == name)
@@ -77,31 +77,31 @@ def test_an_option_passes_at_most_six_stations():
     assert 1 < len(STATION.findall(section)) <= 6
 
 
-def test_exit_codes_are_the_documented_ones():
+def test_all_exit_codes_are_documented():
     codes = (ROOT / "docs/reference/exit-codes.md").read_text(encoding="utf-8")
     documented = {int(code) for line in re.findall(r"^\| ([\d, ]+) \|", codes, re.M)
                   for code in line.split(",")}  # fmt: skip
     assert documented == {int(code) for code in ExitCode}
 
 
-def test_layout_names_every_folder_of_modules():
-    said = set()
+def test_the_documented_layout_has_every_folder_of_modules():
+    listed = set()
     for line in block_after("layout", ARCHITECTURE).splitlines():
         for name in re.findall(r"\S+/(?=\s|$)", line.split("   ")[0] + " "):
             folder, _, several = name.rstrip("/").partition("{")
             inside = several.rstrip("}").split(",") if several else [""]
-            said |= {(folder + each).rstrip("/") for each in inside}
-    modules = {path.rpartition("/")[0] for path in shipped() if path.endswith(".py")}
+            listed |= {(folder + each).rstrip("/") for each in inside}
+    modules = {path.rpartition("/")[0] for path in list_package_files() if path.endswith(".py")}
     top = {"/".join(folder.split("/")[:2]) for folder in modules} - {"specbench_cli"}
-    rooms = {folder for folder in modules if folder.startswith("specbench_cli/engine/")}
+    engine_folders = {folder for folder in modules if folder.startswith("specbench_cli/engine/")}
     one_each = ("datasets_cfg/", "methods/")  # a folder for each dataset, and for a method
     packages = {name for name in top if "/_" not in name and not name.startswith(one_each)}
-    assert packages | rooms <= said
-    assert all((ROOT / folder).is_dir() for folder in said)
+    assert packages | engine_folders <= listed
+    assert all((ROOT / folder).is_dir() for folder in listed)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_examples_of_the_docs_are_files_that_tests_run(page):
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_examples_in_the_docs_equal_tested_files(page):
     text = page.read_text(encoding="utf-8")
     for file, code in re.findall(r"<!-- example: (\S+) -->\n```python\n(.*?)```", text, re.DOTALL):
         assert code == (ROOT / file).read_text(encoding="utf-8"), file
@@ -115,7 +115,7 @@ def test_readme_commands_are_one_line_each():
     )
 
 
-def test_first_screen_has_table_and_figure():
+def test_readme_has_a_table_and_figures():
     assert "speedup" in block_after("table: the real output of that command")
     figures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", README)
     assert figures
@@ -123,35 +123,35 @@ def test_first_screen_has_table_and_figure():
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link can name of a page: its headings, as GitHub spells them."""
+    """Return the anchors of a page's headings, as GitHub spells them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_local_links_lead_somewhere(page):
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_local_links_have_targets(page):
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if "://" in link:
             continue
         file, _, anchor = link.partition("#")
-        there = page.parent / file if file else page
-        assert there.exists(), link
-        assert not anchor or anchor in anchors(there), link
+        linked_path = page.parent / file if file else page
+        assert linked_path.exists(), link
+        assert not anchor or anchor in anchors(linked_path), link
 
 
-def test_readme_names_every_page():
-    assert not [page for page in PAGES if f"({name_of(page)})" not in README][1:]
+def test_readme_links_to_every_page():
+    assert not [page for page in PAGES if f"({page_name(page)})" not in README][1:]
 
 
-def test_the_site_leads_to_every_page_and_to_the_gallery():
+def test_the_site_has_every_page_and_the_gallery():
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    said = set(re.findall(r"[\w/-]+\.md", str(config["nav"])))
-    pages = {name_of(page).removeprefix("docs/") for page in PAGES[1:]}
-    assert pages | {"index.md"} <= said
+    listed = set(re.findall(r"[\w/-]+\.md", str(config["nav"])))
+    pages = {page_name(page).removeprefix("docs/") for page in PAGES[1:]}
+    assert pages | {"index.md"} <= listed
     assert (ROOT / "docs/gallery.md").read_text(encoding="utf-8").count("<!-- gallery -->") == 1
 
 
-def test_plugin_of_readme_registers(tmp_path, monkeypatch):
+def test_the_plugin_in_readme_can_be_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_plugin_methods", {})
     code = block_after("plugin")
     (tmp_path / "repeat_last.py").write_text(code)
@@ -159,8 +159,8 @@ def test_plugin_of_readme_registers(tmp_path, monkeypatch):
     assert registry.build("repeat-last", {"times": 5}).params.times == 5
 
 
-def test_no_checkpoints_own_code_is_ever_trusted():
-    """The classes named Auto... take a checkpoint's own code, unless they are told not to."""
+def test_no_code_of_a_checkpoint_is_trusted():
+    """The `Auto...` classes run code of a checkpoint unless `trust_remote_code` is False."""
     files = [
         path for folder in ("specbench_cli", "methods") for path in (ROOT / folder).rglob("*.py")
     ]
@@ -171,9 +171,9 @@ def test_no_checkpoints_own_code_is_ever_trusted():
         if isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
         and call.func.attr in ("from_pretrained", "from_config")
-        and not (isinstance(call.func.value, ast.Name) and call.func.value.id in CODELESS)
+        and not (isinstance(call.func.value, ast.Name) and call.func.value.id in DATA_ONLY_CLASSES)
     ]
-    trusting = [
+    trusting_calls = [
         ast.unparse(call)
         for call in calls
         if not any(
@@ -181,11 +181,11 @@ def test_no_checkpoints_own_code_is_ever_trusted():
         )
     ]
     assert len(calls) >= 7
-    assert not trusting
+    assert not trusting_calls
 
 
 def test_tokenizers_of_models_are_read_in_one_place():
-    """`read_tokenizer` turns what their files raise into one error."""
+    """Other code calls `read_tokenizer`, which turns errors in tokenizer files into one error."""
     found = {
         path.relative_to(ROOT).as_posix()
         for folder in ("specbench_cli", "methods")
@@ -200,8 +200,8 @@ def test_tokenizers_of_models_are_read_in_one_place():
 
 
 def test_versions_agree():
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
-    assert cited == __version__
+    cited_version = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
+    assert cited_version == __version__
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
@@ -214,17 +214,24 @@ def test_licence_is_apache_2():
     )
 
 
-def test_what_is_imported_is_declared_and_the_other_way_round():
-    """By the distribution's name; `pydantic_core` is pydantic's, triton comes with torch for CUDA,
-    and an example imports pytest."""
-    owners = importlib.metadata.packages_distributions()
+def test_imported_and_declared_dependencies_are_equal():
+    """Compare the imported distributions with the dependencies in pyproject.toml.
+
+    `pydantic_core` belongs to pydantic, triton comes with torch for CUDA, and an example imports
+    pytest.
+    """
+    distribution_names = importlib.metadata.packages_distributions()
     imported = set()
-    for path in (ROOT / name for name in shipped() if name.endswith(".py")):
+    for path in (ROOT / name for name in list_package_files() if name.endswith(".py")):
         imported |= set(re.findall(r"^\s*(?:import|from) (\w+)", path.read_text(), re.M))
     imported -= {*sys.stdlib_module_names, *PACKAGES, "pydantic_core", "pytest", "triton"}
-    named = {re.sub("_", "-", name.lower()) for word in imported for name in owners.get(word, ())}
+    distributions = {
+        re.sub("_", "-", name.lower())
+        for word in imported
+        for name in distribution_names.get(word, ())
+    }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert named == {re.match(r"[\w-]+", each)[0] for each in project["dependencies"]}
+    assert distributions == {re.match(r"[\w-]+", each)[0] for each in project["dependencies"]}
 
 
 def test_ci_script_is_executable_and_valid():
@@ -233,33 +240,33 @@ def test_ci_script_is_executable_and_valid():
     subprocess.run(["bash", "-n", script], check=True)
 
 
-def copied() -> set[str]:
-    """What the Dockerfile copies of this tree."""
+def list_copied_paths() -> set[str]:
+    """Return the files and folders that the Dockerfile copies from the repository."""
     lines = re.findall(r"^COPY (?!--)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.M)
     return {name for line in lines for name in line.split()}
 
 
-def test_the_image_is_built_from_all_that_a_wheel_needs_and_nothing_else():
+def test_the_image_copies_only_what_a_wheel_needs():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     files = {"pyproject.toml", "hatch_build.py", "README.md", *project["license-files"]}
-    assert copied() == {*files, *PACKAGES}
-    assert all((ROOT / name).exists() for name in copied())
+    assert list_copied_paths() == {*files, *PACKAGES}
+    assert all((ROOT / name).exists() for name in list_copied_paths())
     everything, *rest = [
         line
         for line in (ROOT / ".dockerignore").read_text().splitlines()
         if line and not line.startswith("#")
     ]
     assert everything == "*"
-    assert {line[1:] for line in rest if line.startswith("!")} == copied()
+    assert {line[1:] for line in rest if line.startswith("!")} == list_copied_paths()
 
 
-def test_the_image_runs_specbench_as_a_user_without_rights():
+def test_the_image_runs_specbench_as_an_unprivileged_user():
     last = (ROOT / "Dockerfile").read_text().split("\nFROM ")[-1]
     assert re.findall(r"^USER (\d+)$", last, re.M) == re.findall(r"--uid (\d+)", last) != ["0"]
     assert 'ENTRYPOINT ["specbench"]' in last
 
 
-def test_hooks_before_a_commit_are_the_linters_of_ci():
+def test_pre_commit_hooks_are_the_linters_of_ci():
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     (local,) = config["repos"]
     ci = (ROOT / ".ci/run").read_text()
@@ -273,21 +280,21 @@ def test_hooks_before_a_commit_are_the_linters_of_ci():
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The names in a wheel built from this tree."""
+    """Build a wheel from the repository, and return the content of its files by name."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
     subprocess.run(build, check=True, capture_output=True)
     (file,) = folder.glob("*.whl")
-    with zipfile.ZipFile(file) as opened:
-        return {name: opened.read(name) for name in opened.namelist()}
+    with zipfile.ZipFile(file) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
-def test_wheel_holds_our_packages_whole_and_nothing_else(wheel):
+def test_a_wheel_contains_exactly_the_packages(wheel):
     files = {name for name in wheel if ".dist-info/" not in name}
-    assert files == shipped()
+    assert files == list_package_files()
 
 
-def test_wheel_holds_the_data_that_code_reads(wheel):
+def test_a_wheel_contains_data_files(wheel):
     assert "specbench_cli/py.typed" in wheel
     assert {"specbench_cli/models/aliases.yaml", "methods/papers.yaml"} <= wheel.keys()
     assert {"datasets_cfg/mini.yaml", "datasets_cfg/gsm8k.yaml"} <= wheel.keys()
@@ -303,14 +310,14 @@ def test_description_of_the_wheel_has_no_relative_link(wheel):
     assert [link for link in links if "://" not in link] == []
 
 
-def test_description_leads_to_the_files_of_a_tag():
+def test_links_in_the_description_lead_to_the_tag():
     readme = "![a](docs/a.png) [b](docs/b.md#c) [d](https://e.org)"
-    described = runpy.run_path(str(ROOT / "hatch_build.py"))["description"]
-    assert described(readme, "https://f.org/g/h", "v1") == (
+    describe = runpy.run_path(str(ROOT / "hatch_build.py"))["description"]
+    assert describe(readme, "https://f.org/g/h", "v1") == (
         "![a](https://f.org/g/h/raw/v1/docs/a.png) [b](https://f.org/g/h/blob/v1/docs/b.md#c)"
         " [d](https://e.org)"
     )
-    assert described(readme, "", "v1") == " b [d](https://e.org)"
+    assert describe(readme, "", "v1") == " b [d](https://e.org)"
 
 
 def test_wheel_installs_both_commands_and_the_licence(wheel):
@@ -321,8 +328,10 @@ def test_wheel_installs_both_commands_and_the_licence(wheel):
     assert f"{info}/licenses/LICENSE" in wheel
 
 
-def test_no_modules_import_each_other():
-    """The import contract leaves the folders inside the engine out; this has every module."""
+def test_there_are_no_import_cycles():
+    """The import contracts do not cover the folders inside the engine. This test covers all
+    modules.
+    """
     graph = grimp.build_graph("specbench_cli", "methods", "recipes", cache_dir=None)
     imports = {each: graph.find_modules_directly_imported_by(each) for each in graph.modules}
     imports["specbench_cli"] -= {"specbench_cli.python"}  # imported when a name is first used

@@ -1,4 +1,4 @@
-"""The registry: the table is true, names resolve, plug-ins plug in."""
+"""Tests of the registry: its entries, names, aliases, parameters and plug-ins."""
 
 import importlib
 import inspect
@@ -48,21 +48,22 @@ def plugin(tmp_path):
     return write
 
 
-def classes_on_disk() -> dict[str, type[Method]]:
+def find_method_classes() -> dict[str, type[Method]]:
     found = {}
     for module in pkgutil.iter_modules(methods.__path__):
         if module.name.startswith("_"):
             continue
         name = f"methods.{module.name}{'.method' * module.ispkg}"
         for member in vars(importlib.import_module(name)).values():
-            own = inspect.isclass(member) and member.__module__ == name
-            if own and issubclass(member, Method) and not member.__name__.startswith("_"):
+            is_defined_here = inspect.isclass(member) and member.__module__ == name
+            is_method = is_defined_here and issubclass(member, Method)
+            if is_method and not member.__name__.startswith("_"):
                 found[member.name] = member
     return found
 
 
-def test_the_registry_holds_exactly_the_methods_on_disk():
-    assert sorted(built_in_methods()) == sorted(classes_on_disk())
+def test_the_registry_has_all_methods_on_disk():
+    assert sorted(built_in_methods()) == sorted(find_method_classes())
 
 
 @pytest.mark.parametrize("name", built_in_methods())
@@ -80,13 +81,13 @@ def test_an_entry_is_equal_to_its_class(name):
     assert entry.guarantee == (registry.LOSSLESS if exact else registry.LOSSY)
 
 
-def test_a_declaration_that_is_computed_is_refused_with_its_line():
+def test_a_computed_declaration_is_refused_with_its_line():
     text = 'class A(Method):\n    name: ClassVar[str] = "a"\n    family: ClassVar[str] = f()\n'
     with pytest.raises(ValueError, match=r"methods\.a:3: A\.family must be a literal"):
         parse_entries(text, "methods.a")
 
 
-def test_a_class_inherits_what_its_base_declares_but_for_name_and_aliases():
+def test_a_class_inherits_declarations_except_name_and_aliases():
     text = (
         'class A(Method):\n    name: ClassVar[str] = "a"\n    aliases: ClassVar[Any] = ("b",)\n'
         '    family: ClassVar[str] = "x"\n    peer: ClassVar[bool] = True\n'
@@ -98,7 +99,7 @@ def test_a_class_inherits_what_its_base_declares_but_for_name_and_aliases():
     assert (found["c"].peer, found["c"].family, found["c"].aliases) == (True, "x", ())
 
 
-def test_reading_the_registry_imports_no_torch():
+def test_reading_the_registry_does_not_import_torch():
     code = "import sys; from specbench_cli import registry"
     code += "; registry.built_in_methods(); registry.papers('sps')"
     code += "; assert not {'torch', 'methods.sps'} & sys.modules.keys()"
@@ -110,7 +111,7 @@ def test_vanilla_comes_first():
 
 
 @pytest.mark.parametrize(
-    ("given", "canonical"),
+    ("alias", "canonical"),
     [
         ("ar", "vanilla"),
         ("autoregressive", "vanilla"),
@@ -121,22 +122,22 @@ def test_vanilla_comes_first():
         ("hf:assisted", "hf:assisted"),
     ],
 )
-def test_alias_resolves_to_canonical_name(given, canonical):
-    assert registry.resolve(given) == canonical
+def test_an_alias_resolves_to_the_canonical_name(alias, canonical):
+    assert registry.resolve(alias) == canonical
 
 
-def test_unknown_method_is_answered_with_the_nearest():
+def test_an_unknown_method_error_suggests_the_nearest_name():
     with pytest.raises(UsageError, match="no method 'spss'; did you mean 'sps'") as caught:
         registry.resolve("spss")
     assert caught.value.hint == "specbench list methods"
 
 
-def test_unknown_method_far_from_all_is_answered_with_all():
+def test_an_unknown_method_error_without_a_near_name_lists_all():
     with pytest.raises(UsageError, match="there are vanilla, "):
         registry.resolve("quux")
 
 
-def test_aliases_are_nobody_elses_name():
+def test_aliases_are_unique():
     aliases = [alias for entry in built_in_methods().values() for alias in entry.aliases]
     assert len({*aliases, *built_in_methods()}) == len(aliases) + len(built_in_methods())
 
@@ -145,7 +146,7 @@ def test_parameters_have_their_defaults():
     assert registry.build("sps", {}).params.length == 5
 
 
-def test_unknown_parameter_is_answered_with_the_nearest():
+def test_an_unknown_parameter_error_suggests_the_nearest_name():
     with pytest.raises(
         UsageError, match=r"sps\.lenght is not known; did you mean 'length'"
     ) as caught:
@@ -170,13 +171,13 @@ def test_plugin_is_named_after_its_class(plugin):
     assert registry.build("repeat-last", {"times": 2}).params.times == 2
 
 
-def test_plugin_may_name_itself(plugin):
-    named = REPEATER.replace("    Params = Params", '    name = "echo"\n    Params = Params')
-    assert registry.load_plugin(plugin(named)) == ["echo"]
+def test_a_plugin_may_declare_its_name(plugin):
+    plugin_text = REPEATER.replace("    Params = Params", '    name = "echo"\n    Params = Params')
+    assert registry.load_plugin(plugin(plugin_text)) == ["echo"]
     assert registry.load("echo").__name__ == "RepeatLast"
 
 
-def test_plugin_loads_twice_without_a_clash(plugin):
+def test_a_plugin_may_be_loaded_twice(plugin):
     path = plugin(REPEATER)
     assert registry.load_plugin(path) == registry.load_plugin(path)
 
@@ -200,7 +201,7 @@ def test_broken_plugin_is_one_clear_error(plugin, text, message):
         registry.load_plugin(plugin(text))
 
 
-def test_plugin_that_is_not_there_is_named(tmp_path):
+def test_a_missing_plugin_file_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"the plug-in file .*gone\.py"):
         registry.load_plugin(str(tmp_path / "gone.py"))
 
@@ -213,7 +214,7 @@ def test_private_bases_of_a_plugin_are_not_methods(plugin):
 
 @pytest.fixture
 def distribution(tmp_path, monkeypatch):
-    """Installs a distribution with one entry point of our group."""
+    """Return a function that installs a distribution with one `specbench.methods` entry point."""
 
     def install(module_text: str, target: str = "their_methods:Theirs", name: str = "theirs"):
         site = tmp_path / "site"
@@ -249,6 +250,6 @@ def test_entry_point_that_does_not_import_names_its_distribution(distribution):
         registry.load("theirs")
 
 
-def test_entry_point_cannot_take_a_name_of_ours(distribution):
+def test_an_entry_point_cannot_replace_a_built_in_method(distribution):
     distribution("", name="sps")
     assert registry.entries()["sps"].origin == "specbench"

@@ -1,4 +1,4 @@
-"""What authors test their plug-ins with."""
+"""Tests of `specbench_cli.testing`, which authors use to test their plug-ins."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from methods.pld import Pld
 from specbench_cli import registry
 from specbench_cli.api import Draft, Session, Tokens
 from specbench_cli.audit.checks import bookkeeping
-from specbench_cli.audit.runner import CHECKS as KNOWN
+from specbench_cli.audit.runner import CHECKS as AUDIT_CHECKS
 from specbench_cli.errors import UsageError
 from specbench_cli.testing import CHECKS, check, few_cases
 
@@ -18,8 +18,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs/how-to/methods.md").read_text(encoding="utf-8")
 
 
-class Stale(Pld):
-    """A lookup whose draft model keeps what was rejected."""
+class KeepsRejectedTokens(Pld):
+    """A faulty method whose draft model keeps rejected tokens in its cache."""
 
     needs = frozenset({"draft"})
 
@@ -36,19 +36,19 @@ class Stale(Pld):
         return session.chain_of_picks(picks)
 
 
-def test_its_checks_are_the_audit_s():
-    assert tuple(KNOWN) == CHECKS
+def test_its_checks_are_those_of_the_audit():
+    assert tuple(AUDIT_CHECKS) == CHECKS
 
 
-def test_what_is_wrong_fails_with_what_where_and_what_to_look_at():
+def test_a_fault_is_reported_with_what_where_and_look():
     with pytest.raises(AssertionError) as failed:
-        check(Stale, "states")
+        check(KeepsRejectedTokens, "states")
     lines = str(failed.value).splitlines()
     assert lines[0] == "pld fails 'states'"
     assert [line.split()[0] for line in lines[1:4]] == ["what", "where", "look"]
 
 
-def test_the_test_of_the_page_is_one(tmp_path, monkeypatch):
+def test_the_test_on_the_page_works(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_plugin_methods", {})
     monkeypatch.chdir(tmp_path)
     (plugin,) = re.findall(r"<!-- plugin -->\n```python\n(.*?)```", README, re.DOTALL)
@@ -65,7 +65,7 @@ def test_a_name_and_a_class_are_checked_as_well_as_a_file():
     assert check("pld", "recurrent") == check(Pld, "recurrent")
 
 
-def test_a_check_or_a_method_that_there_is_not_is_named(tmp_path, monkeypatch):
+def test_an_unknown_check_or_method_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_plugin_methods", {})
     with pytest.raises(UsageError, match="unknown check 'distributions'"):
         check("pld", "distributions")
@@ -79,7 +79,7 @@ def test_a_check_or_a_method_that_there_is_not_is_named(tmp_path, monkeypatch):
         check(tmp_path / "two.py", "distribution")
 
 
-def test_few_cases_are_few_until_they_are_left():
+def test_few_cases_reduces_the_cases_inside_the_context():
     before = bookkeeping.CASES
     with few_cases():
         assert before > bookkeeping.CASES

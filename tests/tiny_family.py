@@ -1,4 +1,4 @@
-"""Tiny models of the embedded family, never trained, with the family's tokenizer."""
+"""Tiny untrained models of the embedded family, with its tokenizer."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from specbench_cli.models import resolve
 def export_models(
     tmp_path_factory: pytest.TempPathFactory, target: int, draft: int
 ) -> tuple[Path, Path]:
-    """Write a target and a draft of these numbers of layers, and return their folders."""
+    """Write a target and a draft model with `target` and `draft` layers; return their folders."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(resolve("embedded").path)
     folders = []
     for name, layers in (("target", target), ("draft", draft)):

@@ -1,4 +1,4 @@
-"""A view of runs for tests that look at their records alone."""
+"""A view for tests that only use the records of a run."""
 
 
 class Silent:

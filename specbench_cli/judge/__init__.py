@@ -1,1 +1,1 @@
-"""Verdicts on measured outputs: identical, near-tie or mismatch, and which methods are broken."""
+"""Verdicts on outputs (identical, near-tie or mismatch), and detection of broken methods."""

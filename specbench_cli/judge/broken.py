@@ -1,16 +1,17 @@
 """Detection of broken methods, from the records of a run and from audits.
 
-Tables, files, figures and exit codes use the result. Vanilla is plain decoding without a draft. A
-near-tie is an output that differs from vanilla's only because two tokens have almost equal scores.
-A method is broken if one of these statements is true:
+Tables, files, figures and exit codes show which methods are broken. Vanilla is plain decoding
+without a draft. A near-tie is an output that differs from vanilla's output only because two tokens
+have almost equal scores. A method is broken if one of these statements is true:
 
 - One of its outputs is neither vanilla's output nor a near-tie.
 - It has more near-ties than rounding explains.
-- The likelihood of its sampled outputs is too far from the target's distribution.
+- The likelihood of its sampled outputs is too far from the likelihood that the target's
+  distribution predicts.
 - It decoded the first prompt again at the end of the run, and the result was different.
 - The newest audit of its source file failed.
 
-Vanilla itself is broken if the transformers model of the target disagrees with its output.
+Vanilla itself is broken if its output contradicts the transformers model of the target.
 """
 
 from __future__ import annotations
@@ -41,21 +42,23 @@ Output = tuple[str, int]
 class NearTieCounts:
     """Counts of a method's near-ties, and their probabilities if rounding is the only cause.
 
-    A near-tie is an output that differs from vanilla's because two tokens have almost equal scores.
-    Width is the number of tokens in one forward: it changes the rounding (`judge.neartie`).
+    A near-tie is an output that differs from vanilla's output because two tokens have almost equal
+    scores. Width is the number of tokens in one forward. It changes the rounding (`judge.neartie`).
 
     found: Number of outputs that are a near-tie in at least one repeat.
     explained: Number of outputs whose near-ties are all explained by the width.
-    unexplained: Number of outputs with a near-tie that the width does not explain. Outputs for
-        which this was not checked do not count.
+    unexplained: Number of outputs with a near-tie that the width does not explain. Outputs without
+        a check of the width do not count.
     expected: Upper bound of the number of near-ties that rounding is expected to cause.
     p: Upper bound of the probability of at least `found` near-ties.
-    unexplained_p: Upper bound of the probability of at least `unexplained` such outputs.
+    unexplained_p: Upper bound of the probability of at least `unexplained` unexplained near-ties.
 
-    `expected`, `p` and `unexplained_p` are None if the scores of vanilla's outputs were not
-    compared with the tolerance. An unexplained near-tie is half as probable as a near-tie. The
-    check repeats the decoding with forwards as wide as the method's. If rounding alone made the
-    method's output different, this repetition gives the method's output at least half of the time.
+    `expected`, `p` and `unexplained_p` are None if the run did not compute where near-ties are
+    possible.
+
+    An unexplained near-tie is at most half as probable as a near-tie. The check decodes again with
+    forwards as wide as the method's forwards. If only rounding made the output different, this
+    check generates the method's output at least half of the time.
     """
 
     found: int
@@ -90,8 +93,9 @@ def compute_likelihood_deviation(records_of_method: Iterable[Record]) -> tuple[f
     The expected value follows from the target's distribution.
 
     Returns:
-        The difference in standard deviations, and an upper bound of its probability
-        (`stats.martingale`). None if nothing was sampled, or if every token had probability 1.
+        The distance in standard deviations, and an upper bound of the probability of such a
+        distance (`stats.martingale`). None if no output was sampled, or if every token had
+        probability 1.
     """
     found = [
         r.likelihood for r in records_of_method if r.likelihood is not None and r.error is None
@@ -107,11 +111,13 @@ def compute_likelihood_deviation(records_of_method: Iterable[Record]) -> tuple[f
 def count_near_ties(
     records_of_method: Iterable[Record], manifest: Mapping[str, Any]
 ) -> NearTieCounts:
-    """Count a method's near-ties, and compute how probable they are if rounding is the cause.
+    """Count a method's near-ties.
+
+    Also compute the probability of this count if rounding is the only cause of near-ties.
 
     Args:
         records_of_method: The records of one method.
-        manifest: Manifest of the run. Its entry `near_ties` holds the probability of a near-tie for
+        manifest: Manifest of the run. Its entry `near_ties` has the probability of a near-tie for
             each output of vanilla.
     """
     repeats: dict[Output, int] = {}
@@ -131,8 +137,8 @@ def count_near_ties(
     if measured is None or not repeats:
         return NearTieCounts(len(tied), explained, None, None, len(unexplained))
     by_output = {(prompt_id, turn): chance for prompt_id, turn, chance in measured["chances"]}
-    # Count each repeat as an independent chance of a near-tie. If the repeats of an output are
-    # equal, this expects too many near-ties, so a correct method is still not called broken.
+    # Repeats may have equal outputs, but count each repeat as an independent chance of a near-tie.
+    # This can only raise the expected number, so a correct method is still not called broken.
     chances, halved = (
         [
             c
@@ -172,7 +178,7 @@ _FAILED_VERDICTS = ("BROKEN", "MISDECLARED", "FAULTY", "NOT SHOWN")
 
 
 def find_failed_audit(method: str, file_sha256: str, folder: Path | None = None) -> str | None:
-    """Return the failure that the newest audit certificate of a method's file states, or None.
+    """Return the failure in the newest audit certificate of a method's source file, or None.
 
     An audit fails if it disproves the guarantee or another property that the method declares. It
     also fails if it found too few test cases.
@@ -184,7 +190,7 @@ def find_failed_audit(method: str, file_sha256: str, folder: Path | None = None)
 
 
 def find_certificates(method: str, folder: Path | None = None) -> list[Mapping[str, Any]]:
-    """Return the audit certificates of a method in a folder, newest last."""
+    """Return the audit certificates of a method in a folder, from the oldest to the newest."""
     found: list[tuple[float, Mapping[str, Any]]] = []
     for file in sorted((folder or CERTIFICATES).glob("*.json")):
         try:

@@ -1,15 +1,16 @@
 """Near-ties: outputs that differ from vanilla's because two tokens have almost equal scores.
 
 Vanilla is plain decoding without a draft. Another correct program rounds differently, so it may
-choose another token with almost the same score. This module answers two questions about that.
+choose another token with almost the same score. This module answers two questions about near-ties.
 
 How probable is a near-tie at each position of vanilla's output? `flip_chances` computes an upper
-bound, and `stats.neartie` bounds the number of near-ties in a run.
+bound of this probability. `stats.neartie` uses it to bound the number of near-ties in a run.
 
-Does the width of the forwards explain a near-tie? A method verifies several tokens in one forward,
-vanilla computes one token per forward, and rounding depends on the shape. `width_explains` lets the
-target read the method's output in blocks of the method's widths and tree shapes. If the target then
-chooses exactly this output, the width explains the near-tie.
+Does the width of the forwards explain a near-tie? Width is the number of tokens in a forward. A
+method verifies several tokens in one forward, vanilla computes one token per forward, and rounding
+depends on the width. `width_explains` lets the target read the method's output in blocks with the
+widths and tree shapes of the method's forwards. If the target then chooses exactly this output, the
+width explains the near-tie.
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ def flip_chances(
     """Return an upper bound of the probability that rounding changes the token at each position.
 
     Args:
-        decision: [n, vocab] scores whose maximum is chosen, before top-k and top-p.
+        decision: [n, vocab] scores before top-k and top-p. At each position, the token with the
+            largest score is chosen.
         chosen: [n, 1] the chosen tokens.
-        max_error: Largest error of the difference of two scores.
-        cuts: Two bool tensors [n, vocab]. The first marks tokens that top-k and top-p keep with
-            certainty, the second those that they remove with certainty. For all other tokens,
-            rounding decides. None without top-k and top-p.
+        max_error: Largest rounding error of the difference of two scores.
+        cuts: Two bool tensors [n, vocab]. The first marks tokens that top-k and top-p surely keep.
+            The second marks tokens that they surely remove. For all other tokens, rounding decides.
+            None without top-k and top-p.
 
     Returns:
         [n] probabilities.
@@ -55,8 +57,8 @@ def flip_chances(
     overtakes = ((1 - gap / max_error) / 2).clamp(0, 1).scatter(-1, chosen, 0.0)
     if cuts is not None:
         inside, outside = cuts
-        # A token at the border of top-k or top-p is kept in half of the cases. If the chosen token
-        # is removed, another one is chosen.
+        # A token at the limit of top-k or top-p is assumed to be kept with probability 0.5. If the
+        # chosen token is removed, another token is chosen.
         overtakes = torch.where(inside, overtakes, overtakes.clamp_max(0.5))
         overtakes = overtakes.masked_fill(outside, 0.0)
         overtakes = overtakes.scatter(-1, chosen, 0.5 * (~inside.gather(-1, chosen)))
@@ -72,12 +74,12 @@ def width_explains(
     steps: Steps,
     drafts: Sequence[DraftedTokens] | None = None,
 ) -> bool:
-    """Return True if the target chooses exactly `ids` in forwards as wide as the method's.
+    """Return True if the target chooses exactly `ids` in forwards as wide as the method's forwards.
 
     Each step of the method becomes one block of tokens: the last committed token and the draft. If
     the drafts are unknown, or if the target has a recurrent state, the next tokens of the output
-    replace the draft. This is valid because later tokens affect earlier ones only through the
-    shape of the forward.
+    replace the draft. This is valid because later tokens affect the logits of earlier tokens only
+    through the shape of the forward.
 
     Args:
         decoder: The target as vanilla runs it.
@@ -110,7 +112,10 @@ def _logits_by_width(
     steps: Steps,
     drafts: Sequence[DraftedTokens] | None,
 ) -> Tensor:
-    """Return the logits [n, vocab] that choose the n output tokens, from one forward per step."""
+    """Return the logits [n, vocab] at which the n output tokens are chosen.
+
+    Each step is one forward.
+    """
     n_prompt = len(request.ids)
     widths = [
         max(nodes + 1, committed)
@@ -134,7 +139,7 @@ def _logits_by_width(
             if draft.parents is not None:
                 mask, depths = build_tree_mask(tuple(draft.parents), decoder.device)
                 shape = {"positions": (depths + end)[None], "mask": mask}
-        # Tokens that a recurrent state has not processed yet. A KV cache has no such tokens.
+        # Tokens that the state has not processed yet. Only a recurrent state can have such tokens.
         missing = text[:, state.length() : end]
         blocks = [block] if state.by_row else [torch.cat((missing, block[:, :1]), 1), block[:, 1:]]
         found = [

@@ -1,6 +1,6 @@
-"""The oracle: the transformers model of the target, which outputs are compared with.
+"""Oracle: the transformers model of the target. The judge compares outputs with its logits.
 
-It shares no code with the engine that is being judged (`judge.verdict`).
+The oracle shares no code with the engine that is being judged (`judge.verdict`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Oracle:
         self.module, self.device = module, module.device
         self._parameters = set(inspect.signature(module.forward).parameters)
         self._encodes = "decoder_input_ids" in self._parameters
-        # The name of the cache argument depends on the version of transformers and on the model.
+        # The argument of `forward` that takes the KV cache has different names, depending on the
+        # version of transformers and on the model.
         known = ("cache", "cache_params", "past_key_values")
         self._cache_name = next((name for name in known if name in self._parameters), known[-1])
 
@@ -36,9 +37,9 @@ class Oracle:
         """Return the logits of the last tokens, from one forward over the whole text.
 
         Args:
-            text: Token ids, for an encoder-decoder model those of the decoder.
+            text: Token ids. For an encoder-decoder model, they are the decoder's token ids.
             source: Input of the encoder, or images. None for a text-only decoder.
-            last: Number of tokens.
+            last: Number of last tokens whose logits are returned.
 
         Returns:
             [last, vocab] float32.
@@ -50,7 +51,10 @@ class Oracle:
 
     @torch.inference_mode()
     def stepwise_logits(self, text: Sequence[int], source: ExtraInput | None) -> Iterator[Tensor]:
-        """Yield the logits of each token, [vocab] float32, from one cached forward per token."""
+        """Yield the logits [vocab] float32 of each token.
+
+        Each token is read in its own cached forward.
+        """
         name, fixed = "input_ids", {}
         if self._encodes:
             read = self._inputs(text, source)["input_ids"]
@@ -65,7 +69,10 @@ class Oracle:
             yield out.logits[0, -1].float()
 
     def self_source(self, text: Sequence[int]) -> ExtraInput | None:
-        """Return an encoder input that equals the text; None for a model without an encoder."""
+        """Return the text as an input of the encoder.
+
+        Return None for a model without an encoder.
+        """
         return ExtraInput(ids=tuple(text)) if self._encodes else None
 
     def _inputs(self, text: Sequence[int], source: ExtraInput | None) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The tolerance of near-ties: how much the logits of two correct programs may differ.
+"""Tolerance of near-ties: how much the logits of two correct programs may differ.
 
 In exact arithmetic, one forward over n tokens gives the same logits as n cached forwards over one
-token. Rounding makes them differ. This module measures the difference on the transformers model of
-the target, because the engine itself is being judged.
+token each. Rounding makes the logits differ. This module measures the difference with the
+transformers model of the target. It does not use the engine, because the engine is being judged.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ CEILING = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.5, torch.
 class Tolerance:
     """A measured tolerance, in units of logits.
 
-    value: A token counts as tied if its logit is at most this far below the best one. The value is
-        twice `largest`, but at most `ceiling`.
-    largest: Largest difference of a logit between the two computations.
-    ceiling: Upper limit for the dtype (`CEILING`).
+    value: A token counts as tied if its logit is at most this far below the best logit. The value
+        is twice `largest`, but at most `ceiling`.
+    largest: Largest measured difference of a logit between one long forward and several short
+        forwards.
+    ceiling: Upper limit of `value` for the dtype of the model (`CEILING`).
     positions: Number of measured positions.
     """
 
@@ -47,7 +48,7 @@ def measure_tolerance(
     Args:
         module: A language model of transformers.
         sequences: Token ids of texts, preferably of the run's prompts.
-        positions: Number of tokens to measure. Further sequences are not read.
+        positions: Number of tokens to measure. After this number, no further sequence is read.
 
     Raises:
         ValueError: the sequences contain no token.
@@ -72,7 +73,7 @@ def _largest_difference(oracle: Oracle, text: Sequence[int]) -> float:
     at_once = oracle.logits(text, source, len(text))
     worst = torch.zeros((), device=oracle.device)
     for row, alone in zip(at_once, oracle.stepwise_logits(text, source), strict=True):
-        # Equal infinities differ by 0, not by nan.
+        # Two infinite logits of the same sign are equal, but their difference would be NaN. Use 0.
         difference = torch.where(alone == row, 0.0, (alone - row).abs())
         worst = torch.maximum(worst, difference.max())
     if not bool(worst.isfinite()):

@@ -1,17 +1,19 @@
-"""The verdict on an output: identical to vanilla's output, a near-tie, or a mismatch.
+"""Verdict on an output: identical to vanilla's output, a near-tie, or a mismatch.
 
 Vanilla is plain decoding without a draft. Under greedy and coupled sampling, a lossless method must
-generate vanilla's tokens. Coupled sampling adds the same random noise, keyed by seed and position,
-to the scores of every method.
+generate the same tokens as vanilla. Coupled sampling adds the same random noise to the scores of
+every method. The noise depends only on the seed and the position.
 
 Two correct programs may still choose different tokens where two scores are equal up to rounding.
 After that position, their texts have nothing in common. So an output that differs is judged on its
-own. The transformers model of the target reads it, and every token must be the best choice, up to
-the measured tolerance. At the first difference, both tokens must pass this test, also with the
-engine's own logits. Such an output is a near-tie.
+own. The transformers model of the target reads it. Every token must be the best choice, up to the
+measured tolerance. At the first difference, both the output's token and vanilla's token must pass
+this test. There they must pass it also with the engine's own logits. An output that passes is a
+near-tie.
 
-Vanilla's output is judged in the same way. Under other sampling rules, outputs are random: an
-output fails if it contains a token that the target cannot generate. Its likelihood is stored.
+Vanilla's output is judged in the same way. Under other sampling rules, outputs are random. Then an
+output fails if it contains a token that the target cannot generate. The likelihood of a random
+output is stored.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class NonFiniteLogits(ArithmeticError):
     """Error: the target's logits are not finite, in the transformers model or in the engine.
 
     Attributes:
-        position: Index of the output token that these logits choose.
+        position: Index of the output token for which the logits were computed.
     """
 
     def __init__(self, at: int) -> None:
@@ -67,7 +69,8 @@ it with. The second is None without contrastive decoding."""
 class OutputLikelihood:
     """Log-probabilities of an output's tokens under the target.
 
-    likelihood: Comparison of their sum with its expected value. None if tokens were not sampled.
+    likelihood: Comparison of the sum of the log-probabilities with the expected sum. None if tokens
+        were not sampled.
     """
 
     log_probs: list[float]
@@ -77,8 +80,9 @@ class OutputLikelihood:
 def requires_same_tokens(guarantee: Guarantee, rule: Rule) -> bool:
     """Return True if a method must generate the same tokens as vanilla.
 
-    Lossless methods must do so under greedy and coupled sampling. Under other sampling rules, they
-    guarantee the target's distribution only. Lossy methods guarantee neither.
+    Lossless methods must do so under greedy and coupled sampling. Under other sampling rules,
+    lossless methods guarantee only the target's distribution. Lossy methods guarantee neither the
+    tokens nor the distribution.
     """
     return guarantee in LOSSLESS and rule in ("greedy", "coupled")
 
@@ -86,11 +90,12 @@ def requires_same_tokens(guarantee: Guarantee, rule: Rule) -> bool:
 class OutputJudge:
     """Judge of the outputs of a run.
 
-    It loads the transformers model and measures the tolerance at the first output that differs from
-    vanilla's. If all outputs are identical, it does neither.
+    When the first output differs from vanilla's output, the judge loads the transformers model and
+    measures the tolerance. If all outputs are identical, it does neither.
 
     Args:
-        oracle: Function that builds the transformers model of the target. Called at most once.
+        oracle: Function that builds the transformers model of the target. It is called at most
+            once.
         sampling: Sampling settings of the run.
         texts: Function that returns the token sequences on which the tolerance is measured.
         decoder: The target as vanilla runs it, used to decide whether the width of forwards
@@ -111,7 +116,10 @@ class OutputJudge:
         self._tolerance: Tolerance | None = None
 
     def facts(self) -> dict[str, Any] | None:
-        """Return the manifest entry of the tolerance; None if it was not measured."""
+        """Return the manifest entry about the tolerance.
+
+        Return None if the tolerance was not measured.
+        """
         return None if self._tolerance is None else asdict(self._tolerance)
 
     @property
@@ -129,7 +137,8 @@ class OutputJudge:
     ) -> Verdict:
         """Compare an output with vanilla's output.
 
-        The gap of a token is the distance of its score from the best score (`gaps`).
+        The gap of a token is the distance of its score from the best score at its position
+        (`gaps`).
 
         Args:
             request: The decoded request.
@@ -141,15 +150,16 @@ class OutputJudge:
             A verdict of one of three kinds:
 
             - "identical": the tokens are equal.
-            - "near-tie": the output ends correctly, and no gap exceeds the tolerance. This includes
-              the gap of vanilla's token at the first difference. `rounding` is True if the width of
-              the forwards explains the near-tie, and None if this was not checked.
-            - "mismatch": all others.
+            - "near-tie": the output ends correctly, and no gap exceeds the tolerance. The gap of
+              vanilla's token at the first difference must not exceed the tolerance either.
+              `rounding` is True if the width of the forwards explains the near-tie. It is None if
+              this was not checked.
+            - "mismatch": all other outputs.
 
-            `position` is the first difference, and `expected` is vanilla's token there, or None if
-            vanilla's output had ended. `gap` is the largest gap in the whole output, because a bug
-            may begin after a near-tie. It is None if the output ends wrongly or contains a token
-            that the logits processor forbids.
+            `position` is the index of the first difference. `expected` is vanilla's token there, or
+            None if vanilla's output had already ended. `gap` is the largest gap in the whole
+            output, because a bug may begin after a near-tie. `gap` is None if the output ends
+            wrongly, or contains a token that the logits processor forbids.
         """
         if list(ids) == list(reference):
             return Verdict("identical")
@@ -173,10 +183,13 @@ class OutputJudge:
         """Judge vanilla's output with the logits of the transformers model.
 
         Returns:
-            "reference" if the transformers model agrees, or differs within the tolerance. `gap` is
-            then the largest distance of a token from the best score. It is 0 if all tokens are
-            equal, and no tolerance is measured then. Otherwise "mismatch", with the worst
-            `position`, and as `expected` the token that the transformers model chooses there.
+            A verdict of one of two kinds:
+
+            - "reference": every token is the best choice of the transformers model, up to the
+              tolerance. `gap` is the largest distance of a token from the best score. If all tokens
+              are the best choice, `gap` is 0, and no tolerance is measured.
+            - "mismatch": `position` is the token with the largest distance. `expected` is the token
+              that the transformers model chooses there.
         """
         if not ends_correctly(ids, request.stop):
             return Verdict("mismatch", len(ids), None, None)
@@ -194,12 +207,13 @@ class OutputJudge:
     def judge_sampled(self, request: Request, ids: Sequence[int]) -> Verdict:
         """Judge an output that was sampled at random.
 
-        It must end correctly, and top-k and top-p must keep each of its tokens.
+        The output must end correctly. At each position, top-k and top-p must keep the token of the
+        output.
 
         Returns:
-            "unchecked" if it passes, because a single output cannot prove the distribution.
-            Otherwise "mismatch". `gap` is the distance between the score of the token at `position`
-            and the lowest score that top-k and top-p keep.
+            "unchecked" if the output passes, because a single output cannot prove the distribution.
+            Otherwise "mismatch". Then `position` is the failing token. `gap` is the distance of its
+            score from the lowest score that top-k and top-p keep.
         """
         if not ends_correctly(ids, request.stop):
             return Verdict("mismatch", len(ids), None, None)
@@ -220,18 +234,22 @@ class OutputJudge:
     def gaps(self, request: Request, ids: Sequence[int]) -> list[float]:
         """Return how far each token's score is below the best score at its position.
 
-        Scores are logits under greedy sampling, and log p + noise under coupled sampling. Rounding
-        may move the limits of top-k and top-p. So a token within the tolerance of a limit may be
-        chosen, but it does not count as a better choice than another token. The gap of a token
-        beyond a limit is at least its distance from the limit. Contrastive decoding has limits too:
-        there, the gap is computed for both sides, and the smaller one is returned.
+        Under greedy sampling, scores are logits. Under coupled sampling, they are log p + noise.
+
+        Rounding may move the limits of top-k and top-p. So a token within the tolerance of a limit
+        may be chosen. But it does not count as a better choice than another token. The gap of a
+        token beyond a limit is at least its distance from the limit. The limit of contrastive
+        decoding may also move. There, the gap is computed for a lower and a higher limit, and the
+        smaller gap is returned.
         """
         return self._min_gaps(request, self._read_with_oracle(request, ids), ids)
 
     def flip_chances(self, request: Request, ids: Sequence[int]) -> list[float]:
-        """Return the probability that rounding changes the token at each position of an output.
+        """Return an upper bound of the probability that rounding changes each token of an output.
 
-        The output is vanilla's. The values are upper bounds.
+        Args:
+            request: The decoded request.
+            ids: Output of vanilla.
         """
         rows = self._decision_logits(request, ids)
         chosen, reach = _as_column(ids, rows), MAX_GAP_ERROR * self._allowed_gap
@@ -246,11 +264,12 @@ class OutputJudge:
         """Compute each token's log-probability under the target's distribution, with one forward.
 
         The distribution includes temperature, top-k and top-p. At temperature 0, it is the softmax
-        of the logits. The transformers model reads sampled outputs, so that the engine is not
-        judged by its own logits. The engine's target model reads other outputs.
+        of the logits. Sampled outputs are read by the transformers model, so that the engine is not
+        judged by its own logits. Other outputs are read by the engine's target model.
 
-        A token that top-k, top-p or the logits processor forbids has probability 0. Its probability
-        before these steps is used instead, because the logarithm of 0 would make the sum useless.
+        Top-k, top-p or the logits processor may forbid a token of the output. Its probability would
+        be 0, and the logarithm of 0 would make the sum useless. So its probability before these
+        steps is used instead.
 
         Raises:
             NonFiniteLogits: the logits are not finite.
@@ -279,7 +298,7 @@ class OutputJudge:
 
     @property
     def _allowed_gap(self) -> float:
-        """The tolerance in units of the scores that choose a token. The first use measures it."""
+        """Tolerance in units of the scores that choose a token. It is measured at the first use."""
         if self._tolerance is None:
             self._tolerance = measure_tolerance(self._oracle.module, self._texts())
         contrast = self._sampling.contrast
@@ -291,13 +310,14 @@ class OutputJudge:
         return Oracle(self._build())
 
     def _tie_gap(self, request: Request, before: Sequence[int], tokens: Sequence[int]) -> float:
-        """Return the largest gap of two tokens at one position, in oracle and engine.
+        """Return the largest gap of two tokens at one position, in the oracle and the engine.
 
         Args:
             before: Output tokens before this position.
             tokens: The two tokens.
         """
-        # Any token may be the last one: only the logits that choose it are used.
+        # The logits at this position do not depend on the token at it. So the text may end with
+        # either of the two tokens.
         text = [*before, tokens[0]]
         readers: list[Callable[[Request], Tensor]] = [partial(self._oracle_logits, ids=text, n=1)]
         if self._decoder is not None:
@@ -320,12 +340,12 @@ class OutputJudge:
     def _gaps(
         self, request: Request, rows: Tensor, ids: Sequence[int], first: int = 0
     ) -> list[float]:
-        """Return the gaps of n tokens, given their logits; see `gaps`.
+        """Return the gaps of n tokens from their logits, see `gaps`.
 
         Args:
             rows: [n, vocab] logits.
             ids: The n tokens.
-            first: Output position of the first token.
+            first: Position of the first of these tokens in the output.
         """
         chosen = _as_column(ids, rows)
         if self._sampling.rule == "greedy":
@@ -338,7 +358,12 @@ class OutputJudge:
         return [max(pair) for pair in zip(beaten, distances, strict=True)]
 
     def _chosen_tokens(self, request: Request, rows: Tensor) -> list[int]:
-        """Return the tokens that logits [n, vocab] choose, without a tolerance."""
+        """Return the token with the best score at each position, without a tolerance.
+
+        Args:
+            request: The decoded request.
+            rows: [n, vocab] logits.
+        """
         if self._sampling.rule != "greedy":
             scores, decision = self._coupled_scores(request, rows)
             floor, _ = cut_bounds(scores, self._sampling, 0.0)
@@ -354,7 +379,7 @@ class OutputJudge:
             chosen: [n, 1] token ids.
 
         Returns:
-            [n] distances. inf if the logits processor forbids the token.
+            [n] distances. A distance is infinite if the logits processor forbids the token.
         """
         floor, _ = cut_bounds(scores, self._sampling, self._allowed_gap)
         own = scores.gather(-1, chosen)[:, 0]
@@ -363,7 +388,7 @@ class OutputJudge:
     def _warp(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities before and after top-k and top-p, [n, vocab] each.
 
-        This does not use the engine's code, which is being judged.
+        This method does not use the engine's sampling code, because that code is being judged.
         """
         scores = (rows / self._sampling.temperature).log_softmax(-1)
         floor, _ = cut_bounds(scores, self._sampling, 0.0)
@@ -376,10 +401,10 @@ class OutputJudge:
 
         Args:
             rows: [n, vocab] logits.
-            first: Output position of the first row.
+            first: Position in the output of the first row.
 
         Returns:
-            The log-probabilities, and their sum with the noise of the positions, [n, vocab] each.
+            Two tensors [n, vocab]: the log-probabilities, and the log-probabilities plus noise.
         """
         scores = (rows / self._sampling.temperature).log_softmax(-1)
         noise = Noise(
@@ -390,7 +415,8 @@ class OutputJudge:
     def _decision_logits(self, request: Request, ids: Sequence[int]) -> Tensor:
         """Return the oracle's logits [n, vocab] float32 for n output tokens.
 
-        Contrast and logits processor are applied. Raise NonFiniteLogits if they are not finite.
+        The logits include contrastive decoding and the logits processor, if the run uses them.
+        Raise NonFiniteLogits if the logits are not finite.
         """
         return self._process(self._apply_contrast(self._read_with_oracle(request, ids)), ids)
 
@@ -399,7 +425,7 @@ class OutputJudge:
         return rows if processor is None else processor.process_output(rows, ids)
 
     def _read_with_oracle(self, request: Request, ids: Sequence[int]) -> LogitPair:
-        """Return the oracle's logits for the tokens of an output; see `_logit_pair`."""
+        """Return the oracle's logits for the tokens of an output, see `_logit_pair`."""
         return self._logit_pair(request, partial(self._oracle_logits, ids=ids, n=len(ids)))
 
     def _oracle_logits(self, request: Request, ids: Sequence[int], n: int) -> Tensor:
@@ -409,16 +435,16 @@ class OutputJudge:
     def _logit_pair(
         self, request: Request, read: Callable[[Request], Tensor], first: int = 0
     ) -> LogitPair:
-        """Return a model's logits for a request, and for its weakened prompt.
+        """Return a model's logits for a request, and its logits for the weakened prompt.
 
-        The second is None unless the run uses contrastive decoding.
+        The logits for the weakened prompt are None unless the run uses contrastive decoding.
 
         Args:
             read: Function that returns the model's logits for a request.
-            first: Output position of the first row.
+            first: Position in the output of the first row of logits.
 
         Raises:
-            NonFiniteLogits: logits are not finite.
+            NonFiniteLogits: the logits are not finite.
         """
         contrast, plain = self._sampling.contrast, _check_finite(read(request), first)
         if contrast is None:
@@ -427,16 +453,16 @@ class OutputJudge:
         return plain, _check_finite(read(weak), first)
 
     def _apply_contrast(self, logits: LogitPair) -> Tensor:
-        """Return the logits after contrastive decoding, before a logits processor."""
+        """Return the logits after contrastive decoding, and before the logits processor."""
         contrast, (plain, weak) = self._sampling.contrast, logits
         if contrast is None or weak is None:
             return plain
         return contrast.apply(plain, weak)
 
     def _border_variants(self, logits: LogitPair) -> list[Tensor]:
-        """Return the logits after contrastive decoding, also for slightly moved limits.
+        """Return the logits after contrastive decoding, in variants with slightly moved limits.
 
-        Contrastive decoding removes tokens below a limit, and rounding may move this limit.
+        Contrastive decoding removes tokens below a limit. Rounding may move this limit.
         """
         contrast, (plain, weak) = self._sampling.contrast, logits
         if contrast is None or weak is None:
@@ -450,7 +476,8 @@ class OutputJudge:
 def ends_correctly(ids: Sequence[int], stop: StopRule) -> bool:
     """Return True if an output ends at its first EOS or stop string, or at the token limit.
 
-    This does not use the engine's stop rule, because that code is being judged too.
+    This function does not use the engine's code for stop rules, because that code is being judged
+    too.
     """
 
     def completes(n: int) -> bool:
@@ -467,12 +494,12 @@ def cut_bounds(scores: Tensor, sampling: Sampling, tolerance: float) -> tuple[Te
 
     Args:
         scores: [n, vocab] log-probabilities before top-k and top-p.
-        tolerance: Largest error d of a score. If a set of tokens has probability m, rounding
-            changes its odds by at most the factor e^2d, so that m becomes at most
-            m e^2d / (m e^2d + 1 - m). The limit of top-p moves by the same amount.
+        tolerance: Largest rounding error d of a score. Suppose that a set of tokens has probability
+            m. Rounding changes its odds by at most the factor e^2d. So m becomes at most m e^2d /
+            (m e^2d + 1 - m). The limit of top-p moves by the same amount.
 
     Returns:
-        (floor [n], ceiling [n]). The floor is the lowest score that may be kept, the ceiling is the
+        (floor [n], ceiling [n]). The floor is the lowest score that may be kept. The ceiling is the
         highest score that may be removed. Both are -inf without top-k and top-p.
     """
     ordered = scores.sort(dim=-1, descending=True).values
@@ -491,24 +518,24 @@ def cut_bounds(scores: Tensor, sampling: Sampling, tolerance: float) -> tuple[Te
 
 
 def _shift_mass(mass: float, by: float) -> float:
-    """Return the probability of a set of tokens after its scores rise and all others fall.
+    """Return the probability of a set of tokens after their scores rise and all other scores fall.
 
     Args:
-        mass: Probability of the set before.
-        by: Amount by which its scores rise and all others fall.
+        mass: Probability of the set before the change.
+        by: Amount by which the scores of the set rise, and all other scores fall.
     """
     return mass / (mass + (1.0 - mass) * math.exp(-2.0 * by))
 
 
 def _compare_likelihood(distribution: Tensor, chosen: Tensor) -> Likelihood:
-    """Compare the log-probabilities of sampled tokens with their expected values.
+    """Compare the log-probabilities of sampled tokens with the expected log-probabilities.
 
     Args:
         distribution: [n, vocab] log-probabilities of all tokens.
         chosen: [n, 1] log-probabilities of the sampled tokens.
 
     Returns:
-        Difference of the sums, variance, and cumulants; see `stats.martingale`.
+        The difference of the two sums, its variance, and its cumulants, see `stats.martingale`.
     """
     sums = torch.zeros(2 + len(TILTS), dtype=torch.float64, device=distribution.device)
     chunk = max(1, _CHUNK_SIZE // distribution.shape[-1])
@@ -541,7 +568,7 @@ def _check_finite(rows: Tensor, first: int = 0) -> Tensor:
     """Return logits [n, vocab] unchanged. Raise NonFiniteLogits if a row's maximum is not finite.
 
     Args:
-        first: Output position of the first row.
+        first: Position in the output of the first row. The error message contains the position.
     """
     bad = ~rows.amax(-1).isfinite()
     if bool(bad.any()):
@@ -550,7 +577,7 @@ def _check_finite(rows: Tensor, first: int = 0) -> Tensor:
 
 
 def _elementwise_min(readings: Iterable[Sequence[float]]) -> list[float]:
-    """Return the smallest value of several lists at each position."""
+    """Return a list with the smallest value at each position among several lists."""
     return [min(each) for each in zip(*readings, strict=True)]
 
 
@@ -559,7 +586,7 @@ def _as_column(ids: Sequence[int], rows: Tensor) -> Tensor:
 
 
 def _finite_or_none(gap: float) -> float | None:
-    """Return a gap; None if it is infinite, because JSON has no infinity."""
+    """Return the gap. Return None for an infinite gap, because JSON has no infinity."""
     return gap if math.isfinite(gap) else None
 
 

@@ -1,1 +1,1 @@
-"""The measurement of a run: loading models, decoding prompts, quiet windows, machine facts."""
+"""Measurement of a run: loading of models, decoding of prompts, noise detection, machine facts."""

@@ -1,8 +1,9 @@
 """Acceptance rates of lossy methods, for the random controls of these methods.
 
 A lossy method accepts some draft tokens, or whole reasoning steps, that lossless verification would
-reject. Its random control accepts the same share of them, but chosen at random. Comparing the two
-shows whether the method's rule chooses well. This module measures the share before the run.
+reject. Its random control accepts the same share of them, but chooses them at random. Comparing the
+method with its control shows whether the method's rule chooses well. This module measures the share
+before the run.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ task, because similar questions are adjacent."""
 
 
 def provide_rates(plan: Plan, bench: Bench, run_dir: RunDir, view: RunView) -> Plan:
-    """Measure the acceptance rates that random controls need, and return the plan with them.
+    """Measure the acceptance rates that random controls need, and return the plan with these rates.
 
-    Random controls whose rate cannot be measured are removed from the plan. The manifest stores the
-    rates, so a resumed run uses the same ones.
+    A random control accepts draft tokens at random, as often as its lossy method accepts them. If
+    its rate cannot be measured, the control is removed from the plan. The manifest stores the
+    rates, so a resumed run uses the same rates.
     """
     sources = {
         method_run.label: source
@@ -71,9 +73,9 @@ def _with_rate(method_run: MethodRun, rates: dict[str, float]) -> MethodRun:
 def _measure_rate(plan: Plan, bench: Bench, method_run: MethodRun) -> float:
     """Return the acceptance rate of a lossy method, from 0 to 1.
 
-    For a method that accepts tokens, this is the share of accepted tokens among those that the
-    lossless rule rejects. For a method that accepts reasoning steps, it is the share of accepted
-    steps among all judged steps. 0 if there are none.
+    A method may accept single tokens. Then the rate is the share of accepted tokens among those
+    that the lossless rule rejects. A method may accept whole reasoning steps. Then the rate is the
+    share of accepted steps among all judged steps. The rate is 0 if nothing was judged.
     """
     workspace, memory = bench.workspace, Memory()
     by_step = isinstance(method_run.method.params, SegmentParams)

@@ -52,7 +52,7 @@ class HubCall:
         self._failure = ""
 
     def check(self) -> HealthCheck:
-        """Return the result of the request. Wait for it at most `HUB_TIMEOUT_S` seconds."""
+        """Return the result of the request. Wait at most `HUB_TIMEOUT_S` seconds for it."""
         if is_offline():
             return _hub_check("HF_HUB_OFFLINE is set", "unset HF_HUB_OFFLINE")
         self._thread.join(HUB_TIMEOUT_S)
@@ -76,8 +76,8 @@ def _hub_check(failure: str, fix: str) -> HealthCheck:
 def check_models() -> Iterator[HealthCheck]:
     """Check which models are on this machine.
 
-    Yield a result for each of the two shipped models, for a small real model, and one for all other
-    models that have a short name.
+    Yield one result for each of the two models that specbench ships, and one for a small real
+    model. Yield one more result for all other models that have a short name.
     """
     for name in (DEFAULT_TARGET, "embedded-1m"):
         try:
@@ -116,7 +116,7 @@ def check_tasks(hub_answers: bool) -> Iterator[HealthCheck]:
     """Check whether the data of each shipped task is on this machine or can be downloaded.
 
     Args:
-        hub_answers: True if the hub can be reached.
+        hub_answers: True if the Hugging Face hub can be reached.
     """
     own = os.environ.get("SPECBENCH_DATA")
     if own and not Path(own).is_dir():
@@ -143,7 +143,7 @@ def check_tasks(hub_answers: bool) -> Iterator[HealthCheck]:
 
 
 def _fetch_command(name: str, sources: Sequence[DatasetSource]) -> str:
-    """Return the command that downloads the data of a task."""
+    """Return the shell command that downloads the data of a task."""
     if len(sources) == 1 and (url := sources[0].url):
         file = sources[0].file + (".gz" if url.endswith(".gz") else "")
         return f"curl -L -o {file} {url}; then set SPECBENCH_DATA to its folder"
@@ -151,7 +151,7 @@ def _fetch_command(name: str, sources: Sequence[DatasetSource]) -> str:
 
 
 def _find_source(source: DatasetSource) -> Availability:
-    """Return where the data file of a shipped task is available."""
+    """Return where a data file of a task is available: on this machine, online, or nowhere."""
     own = os.environ.get("SPECBENCH_DATA")
     for place in (SHIPPED, *([Path(own)] if own else [])):
         if any((place / name).is_file() for name in (source.file, f"{source.file}.gz")):

@@ -25,14 +25,15 @@ from specbench_cli.store.schema import BatchMembership, Ns, Trace
 class BatchMeasurement:
     """Measurement of several prompts that one method decodes together, with continuous batching.
 
-    The result of each prompt has the steps and forwards of its sequence. The time of the batch is
-    divided equally among the prompts.
+    The result of each prompt has the steps and forwards of that prompt's sequence. The time of the
+    batch is divided equally among the prompts.
 
     Args:
-        measurements: One measurement per prompt, which receives the result.
-        size: Maximum number of sequences in a step. When one ends, the next prompt joins.
+        measurements: One measurement per prompt. It receives the result of its prompt.
+        size: Maximum number of sequences in a step. When a sequence ends, the next prompt joins.
         chunk: Maximum number of prompt tokens that a verification forward also prefills.
-        arrivals: Arrival time of each request in seconds. Empty if all arrive at the start.
+        arrivals: Arrival time of each request in seconds. Empty if all requests arrive at the
+            start.
     """
 
     def __init__(
@@ -46,7 +47,10 @@ class BatchMeasurement:
         self._chunk = chunk
 
     def measure(self) -> None:
-        """Decode the prompts and time them. A later call replaces the earlier result."""
+        """Decode the prompts of the batch and time them.
+
+        A second call replaces the result of the first.
+        """
         measurements, first = self._measurements, self._measurements[0]
         device = first.prepare()
         watch = first.create_watch()
@@ -123,10 +127,10 @@ class BatchMeasurement:
             measurement.finish(other_cpu, noisy)
 
     def _batch_options(self) -> dict[str, Any]:
-        """Return the keyword arguments of `Batch` that the prompts determine.
+        """Return the keyword arguments of `Batch` that depend on the prompts.
 
-        Recordings are tokens to replay. References are vanilla's outputs, for methods that may read
-        them. Both are by index of the prompt.
+        The argument `recordings` has tokens to replay. The argument `references` has vanilla's
+        outputs, for methods that may read them. The keys of both are indices of prompts.
         """
         recordings = {
             at: measurement.recording
@@ -149,9 +153,10 @@ class BatchMeasurement:
 def make_measurable(
     measurements: Sequence[Measurement], size: int, chunk: int, arrivals: Sequence[float] = ()
 ) -> Measurement | BatchMeasurement:
-    """Return the object that measures some outputs of a method.
+    """Return the object that measures the outputs of a method.
 
-    This is the measurement itself if prompts are decoded alone, otherwise a `BatchMeasurement`.
+    If prompts are decoded alone, this is the single measurement. Otherwise it is a
+    `BatchMeasurement`.
     """
     return (
         measurements[0]
@@ -161,7 +166,7 @@ def make_measurable(
 
 
 def _sequence_part(forward: Forward, place: int) -> Forward:
-    """Return a batch's forward as one sequence sees it, with its own number of tokens and role.
+    """Return one sequence's part of a batch's forward, with its own token count and role.
 
     Args:
         place: Index of the sequence in the batch.
@@ -173,7 +178,7 @@ def _sequence_part(forward: Forward, place: int) -> Forward:
 
 
 def _divide_time(ns: Ns, n: int) -> Ns:
-    """Return a time divided by n. The parts of the result add up, despite rounding."""
+    """Return times divided by n. They are rounded so that their sum still equals `total`."""
     prefill, draft, verify, host = (
         (part or 0) // n for part in (ns.prefill, ns.draft, ns.verify, ns.host)
     )

@@ -1,6 +1,6 @@
-"""The test bench of a run: the loaded models, the tokenizer and the model states.
+"""Test bench of a run: the loaded models, the tokenizer and the model states.
 
-A repeat loads it once. All methods decode with it.
+Each repeat of the run loads one test bench. All methods decode with it.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ allows for a token that the end of the prefix splits."""
 class Bench:
     """Test bench: the loaded models of a run, with the tokenizer and the model states.
 
-    A role is the purpose of a model: "target", "draft", or the name of another model that a method
-    needs.
+    A role is the purpose of a model. It is "target", "draft", or the name of another model that a
+    method needs.
 
     Attributes:
         workspace: Decoders and their states.
@@ -76,10 +76,10 @@ class Bench:
         module: Function that builds the transformers model of a role.
         facts: Facts from the config of each checkpoint, by role.
         device: Device of the target.
-        energy: Energy meter of this device.
-        peaks: Peak memory in bytes while loading and warming up.
-        load_errors: Methods whose trained modules do not load, with the error.
-        processor: Logits processor of the run's grammar, if it has one.
+        energy: Meter of the energy that this device uses.
+        peaks: Peak memory in bytes of each phase, such as loading and warming up.
+        load_errors: Label of each method whose trained modules do not load -> the error.
+        processor: Logits processor that enforces the run's grammar. None without a grammar.
 
     Args:
         plan: Plan of the run.
@@ -114,8 +114,8 @@ class Bench:
         load = partial(load_run_decoder, dtype=dtype, imposed=imposed, graphs=self._graphs)
         decoders = self._load_decoders(load, translations)
         self.context = min(decoder.max_positions for decoder in decoders.values())
-        # Build transformers models on demand, because it takes seconds. Only external engines
-        # and the judging of near-ties need them.
+        # Building a transformers model takes seconds, and few runs need one. So the model is built
+        # at its first use.
         self.module = cache(
             lambda role: read_checkpoint(lambda _: get_module(decoders[role]), checkpoints[role])
         )
@@ -157,8 +157,9 @@ class Bench:
         """Load the decoder of each role.
 
         Args:
-            load: Function that loads one decoder; see `load_run_decoder`.
-            translations: Translation of each role's vocabulary to the target's.
+            load: Function that loads one decoder, see `load_run_decoder`.
+            translations: Role -> translation of its model's vocabulary to the target's
+                vocabulary.
         """
         plan, checkpoints = self._plan, self._plan.checkpoints
         decoders = {
@@ -184,10 +185,12 @@ class Bench:
         return decoders
 
     def _load_artifacts(self, lenient: bool) -> dict[str, SpecbenchError]:
-        """Load the trained modules of the methods, such as heads. Return the errors by method.
+        """Load the trained modules of the methods, such as draft heads.
+
+        Return the errors by method.
 
         Args:
-            lenient: See `Bench`.
+            lenient: True returns the errors. False raises the first error.
         """
         errors: dict[str, SpecbenchError] = {}
         for method_run in self._plan.method_runs:
@@ -211,7 +214,7 @@ class Bench:
 
     @property
     def _second_draft_device(self) -> torch.device | None:
-        """Device on which a parallel worker loads a second copy of the draft model.
+        """Return the device on which a parallel worker loads a second copy of the draft model.
 
         None if there is no second copy.
         """
@@ -219,7 +222,10 @@ class Bench:
         return placement.device if placement is not None and placement.separate_draft else None
 
     def _roles_by_device(self) -> dict[torch.device, list[str]]:
-        """Return the roles of the models on each device. A model with two copies counts twice."""
+        """Return the roles of the models on each device.
+
+        A model that is loaded twice is listed twice.
+        """
         roles = {self.device: list(self._plan.checkpoints)}
         if self._second_draft_device is not None:
             roles.setdefault(self._second_draft_device, []).append("draft")
@@ -232,7 +238,7 @@ class Bench:
 
         Raises:
             UsageError: the vocabularies differ, and a method that uses the draft model does not
-                support this.
+                support different vocabularies.
         """
         if role == "target":
             return None
@@ -267,7 +273,7 @@ class Bench:
         return Translation(ours.with_size(sizes[0]), own.with_size(sizes[1]), self.device)
 
     def _load_artifact(self, wanted: ArtifactSpec) -> Any:
-        """Load a trained module of a method."""
+        """Load a trained module that a method needs, such as a draft head."""
         kind = wanted.kind
         target = self._plan.target
         files = resolve_head(
@@ -315,24 +321,24 @@ class Bench:
         return ids
 
     def stop_rule(self, budget: int) -> StopRule:
-        """Return the rule that stops decoding: at EOS, or after `budget` new tokens."""
+        """Return the rule that ends an output: at the EOS token, or after `budget` new tokens."""
         return StopRule(eos=self.facts["target"].eos, max_new_tokens=budget)
 
     def create_request(
         self, prompt_id: str, turn: int, ids: Sequence[int], stop: StopRule, topic: str = ""
     ) -> Request:
-        """Return a request to the target, which may also read images or have an encoder.
+        """Return a request to the target model. It may contain images, or input of an encoder.
 
         Args:
-            prompt_id, turn: Prompt id and turn of the prompt, which are keys of random noise.
+            prompt_id, turn: Prompt id and turn of the prompt. Random noise depends on both.
             ids: Token ids of the prompt.
-            stop: Stop rule of the request.
+            stop: Rule that ends the output.
             topic: Category of the question, for methods that learn from earlier prompts.
         """
         return Request.create(self.workspace.decoders["target"], prompt_id, turn, ids, stop, topic)
 
     def create_prompt_request(self, prompt: Prompt, budget: int) -> Request:
-        """Return the request of a prompt. Enlarge the states for the prompt and its output.
+        """Return the request of a prompt. Enlarge the model states so that prompt and output fit.
 
         Args:
             prompt: The prompt.
@@ -345,8 +351,8 @@ class Bench:
     def check_first_turns(self) -> None:
         """Raise PromptError if the target cannot decode the first turn of a question.
 
-        A repeat calls this before it measures. Later turns contain answers, which do not exist yet.
-        `PromptBuilder.build` checks these turns.
+        A repeat calls this method before it measures. Later turns of a question contain answers,
+        which do not exist yet. `PromptBuilder.build` checks the later turns.
         """
         faults: dict[str, PromptError] = {}
         began = monotonic()
@@ -369,10 +375,10 @@ class Bench:
             raise PromptError(faults[first].message + more, faults[first].hint)
 
     def _check_text(self, name: str, text: str) -> None:
-        """Raise PromptError if a prefix of a text already has too many tokens for the models.
+        """Raise PromptError if a text has more tokens than the models can decode.
 
-        The prefixes get longer step by step, because tokenizing a whole text of 50 MB would take
-        minutes and gigabytes of memory.
+        Tokenizing a text of 50 MB would take minutes and gigabytes of memory. So this method
+        tokenizes prefixes of increasing length, and stops at the first prefix that is too long.
         """
         most, end = _MAX_TOKENS_FACTOR * self.context, _CHARACTERS_PER_POSITION * self.context
         while end < len(text):
@@ -382,7 +388,7 @@ class Bench:
             end *= 4
 
     def check_fits(self, name: str, prompt: int, budget: int) -> None:
-        """Raise PromptError if a prompt and its budget are longer than the models' context."""
+        """Raise PromptError if a prompt and its output may exceed the context of the models."""
         if prompt + budget > self.context:
             raise self._too_long_error(
                 f"prompt {name} has {prompt} tokens; with {budget} new ones that is"
@@ -392,7 +398,7 @@ class Bench:
         """Return the error for a prompt that is longer than the context of the models.
 
         Args:
-            what: Beginning of the message, with the number of tokens.
+            what: Beginning of the error message, which contains the number of tokens.
         """
         models = " and ".join(each.label for each in self._plan.checkpoints.values())
         why = [
@@ -416,22 +422,22 @@ class Bench:
 
     @property
     def devices(self) -> dict[str, str] | None:
-        """Devices of target and draft for parallel methods, in the form of the option --devices.
+        """Return the devices of target and draft as text for the option --devices.
 
         None if the run has no parallel method.
         """
         return None if self.placement is None else dict(self.placement.device_names)
 
     def store_peak(self, phase: str) -> None:
-        """Store the peak memory of a phase, and reset the peak for the next phase."""
+        """Store the peak memory of a phase of the run, and reset the peak for the next phase."""
         self.peaks[phase] = max(self.peaks.get(phase, 0), peak_bytes(self.device))
         reset_peak(self.device)
 
     def memory_entry(self) -> dict[str, Any]:
-        """Return the manifest entry of memory, in bytes.
+        """Return the manifest entry about memory, in bytes.
 
         `again` is the size of the second copy of the draft model, which a parallel worker loads.
-        `state_bytes` does not include the states of this worker.
+        `state_bytes` does not include the model states of this worker.
         """
         draft = (
             self.workspace.decoders["draft"].weight_bytes
@@ -446,7 +452,7 @@ class Bench:
         }
 
     def close(self) -> None:
-        """End the workers."""
+        """End the worker processes of the test bench."""
         self.workspace.close()
 
     def model_entries(self) -> dict[str, Mapping[str, Any]]:
@@ -464,7 +470,10 @@ class Bench:
         }
 
     def drafting_head_facts(self) -> dict[str, Mapping[str, Any]]:
-        """Return facts that identify each head, by its name in traces."""
+        """Return facts that identify each draft head.
+
+        The keys are the names of the heads in traces.
+        """
         return {
             head.name: {
                 "label": files.label,
@@ -504,8 +513,8 @@ def load_run_decoder(
         name: Name of the decoder.
         device: Device of its weights.
         dtype: Dtype of its weights.
-        imposed: Acceptance rate that the run imposes (`engine.imposed_acceptance`), and the
-            vocabulary size. None if outputs are real.
+        imposed: Acceptance rate that the run simulates (`engine.imposed_acceptance`), and the
+            vocabulary size. None if the run does not simulate acceptance.
         graphs: True records forwards as CUDA graphs where possible.
         input_vocab_size: See `Decoder`.
     """
@@ -517,7 +526,7 @@ def load_run_decoder(
 
 
 def record_graphs(model: Any) -> None:
-    """Make a model record its forwards as CUDA graphs, if its layers are fused."""
+    """Make a model record its forwards as CUDA graphs, if the model uses fused layers."""
     if isinstance(model, FusedStack):
         model.record(CudaGraphs(model.device))
 
@@ -525,8 +534,7 @@ def record_graphs(model: Any) -> None:
 def load_tokenizer(checkpoint: Checkpoint) -> Any:
     """Load the transformers tokenizer of a checkpoint.
 
-    A tokenizer without a chat template gets the default template of specbench's model list, if
-    there is one.
+    If the tokenizer has no chat template, use the template in specbench's model list, if any.
 
     Raises:
         EnvironmentFault: the files of the tokenizer are missing or damaged.
@@ -539,7 +547,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
 
 
 def read_checkpoint(read: Callable[[Path], _T], checkpoint: Checkpoint | HeadFiles) -> _T:
-    """Call `read` with the folder of a checkpoint, and turn its exceptions into clear errors.
+    """Call `read` with the folder of a checkpoint, and turn exceptions of `read` into clear errors.
 
     Raises:
         EnvironmentFault: files are truncated, or the config does not describe the model.
@@ -570,7 +578,7 @@ def check_memory(
     """Raise EnvironmentFault if the weights alone do not fit in the device's free memory.
 
     Args:
-        models: Label and config facts of each model on the device.
+        models: Label of each model on the device, and facts from its config.
     """
     parameters = sum(facts.parameters for _, facts in models)
     needed = parameters * dtype.itemsize
@@ -591,7 +599,7 @@ def check_memory(
 
 
 def _check_encoders(decoders: Mapping[str, Decoder], checkpoints: Mapping[str, Checkpoint]) -> None:
-    """Raise UsageError if a draft model has an encoder and the target has none."""
+    """Raise UsageError if a draft model needs an encoder and the target has no encoder."""
 
     def encodes(decoder: Decoder) -> bool:
         _, source = decoder.split_prompt(())
@@ -614,9 +622,9 @@ def _draft_roles(method: Method) -> set[str]:
 
 
 def _count_differing_tokens(ours: Any, theirs: Any, width: int) -> int:
-    """Count the token ids of the target that mean another token, or none, in the draft model.
+    """Count the target's token ids that have another meaning, or no meaning, in the draft model.
 
-    Additional ids of the draft model do not count.
+    Token ids that only the draft model has are not counted.
 
     Args:
         ours, theirs: Tokenizers of the target and of the draft model.

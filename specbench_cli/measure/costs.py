@@ -1,12 +1,12 @@
 """Costs of forwards and of host work on a machine, stored as a JSON file.
 
-A probe (`measure.probe`) measures the time of a forward for several numbers of new tokens and
-several context lengths: the points. Times in between are interpolated linearly. Beyond the last
-point, they are extrapolated, and `CostCurve.covers` returns False.
+A probe (`measure.probe`) measures the time of a forward at several points. A point is a number of
+new tokens and a context length. Times between two points are interpolated linearly. Beyond the last
+point, times are extrapolated, and `CostCurve.covers` returns False.
 
-Host work is all work of a step between its forwards. Its time is a linear function of the number of
-draft forwards and drafted tokens (`HostCost`). Draft trees, and methods that were probed by name,
-have their own coefficients.
+Host work is all work of a decoding step between its forwards. Its time is a linear function of the
+number of draft forwards and drafted tokens (`HostCost`). Steps with draft trees have their own
+coefficients. So do methods that the user names in `specbench probe`.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class CostPoint(_Frozen):
 
 
 class HostPoint(_Frozen):
-    """Measured host time of a step (all work between its forwards), in ns.
+    """Measured host time of a decoding step in ns: the time of all work between its forwards.
 
-    name: Method and parameters that were measured.
+    name: Method with its parameters.
     drafts: Mean number of draft forwards per step.
     nodes: Mean number of drafted tokens per step.
     spread: Interquartile range of the times, divided by their median.
@@ -104,9 +104,9 @@ class HostCost(_Frozen):
 class BatchPoint(_Frozen):
     """Measured host time in ns of a step that decodes `sequences` sequences together.
 
-    name: Method and parameters that were measured.
-    drafts: Mean number of draft forwards per step, each multiplied by its number of sequences.
-    nodes: Mean number of drafted tokens per step, of all sequences.
+    name: Method with its parameters.
+    drafts: Mean number of draft forwards per step. A forward over n sequences counts n times.
+    nodes: Mean number of drafted tokens per step, summed over all sequences.
     samples: Number of batches that were timed.
     """
 
@@ -121,9 +121,9 @@ class BatchPoint(_Frozen):
 class BatchCost(_Frozen):
     """Costs of decoding several sequences in a batch.
 
-    most: Largest measured number of sequences.
-    beside: Model -> time in ns that each sequence after the first adds to a forward. The number of
-        tokens in the forward stays the same: the added time is that of a second KV cache.
+    most: Largest batch that was measured, as a number of sequences.
+    beside: Model -> time in ns that each sequence after the first adds to a forward with the same
+        total number of tokens. It is the cost of reading another KV cache.
     step, sequence, draft, node: Host time in ns per step, per sequence, per draft forward and per
         drafted token.
     points: The measurements to which the host times were fitted.
@@ -143,9 +143,9 @@ class CostCurve(_Frozen):
 
     forwards: Times of forwards over a chain of tokens.
     prefills: Times of forwards over a prompt.
-    trees: Times of forwards over a tree, including its root. Empty if only chains were measured.
-    lone: Times of forwards directly after another forward of the same model. They are shorter,
-        because its weights are still in the CPU caches.
+    trees: Times of forwards over a draft tree with its root. Empty if only chains were measured.
+    lone: Times of forwards that directly follow another forward of the same model. They are
+        shorter, because the model's weights are still in the CPU caches.
     """
 
     forwards: tuple[CostPoint, ...] = Field(min_length=1)
@@ -164,24 +164,24 @@ class CostCurve(_Frozen):
 
     @cached_property
     def by_context(self) -> list[tuple[int, PointLine]]:
-        """Forward times over the number of new tokens, one line per context length."""
+        """Forward times as a function of the number of new tokens, one line per context length."""
         return _lines(self.forwards)
 
     @cached_property
     def trees_by_context(self) -> list[tuple[int, PointLine]]:
-        """Times of forwards over a tree, as a function of its size, one line per context length.
+        """Times of forwards over a draft tree, by tree size. One line per context length.
 
-        A tree of size 1 is the root alone.
+        The tree size includes the root. A tree of size 1 is the root alone.
         """
         alone = tuple(point for point in self.forwards if point.n_tokens == 1)
         return _lines((*alone, *self.trees)) if self.trees else self.by_context
 
     @cached_property
     def lone_ratios(self) -> PointLine:
-        """Ratio of the times of lone and normal forwards, as a function of new tokens.
+        """Times of lone forwards divided by times of normal forwards, as a function of new tokens.
 
-        A lone forward directly follows another one of the same model. The ratio is the median over
-        all context lengths, at most 1.
+        A lone forward directly follows another forward of the same model. Each ratio is the median
+        over all context lengths, and at most 1.
         """
         shares: dict[float, list[float]] = {}
         for point in self.lone:
@@ -197,8 +197,8 @@ class CostCurve(_Frozen):
         Args:
             n_tokens: Number of new tokens.
             context: Number of cached tokens before them.
-            tree: True if the new tokens are a tree, including its root.
-            lone: True if the forward directly follows another one of the same model.
+            tree: True if the new tokens are a draft tree with its root.
+            lone: True if the forward directly follows another forward of the same model.
         """
         lines = self.trees_by_context if tree else self.by_context
         took = interpolate([(at, interpolate(line, n_tokens)) for at, line in lines], context)
@@ -231,7 +231,7 @@ class _CostHardware(BaseModel):
 
 
 class _CostMachine(BaseModel):
-    """Fields of a machine's fingerprint that are displayed. Other fields are ignored."""
+    """Fields of a machine's fingerprint that specbench displays. Other fields are ignored."""
 
     hardware: _CostHardware = _CostHardware()
 
@@ -242,7 +242,7 @@ def _check_machine(machine: dict[str, Any]) -> dict[str, Any]:
 
 
 class CostSetup(_Frozen):
-    """Settings that times depend on, in addition to the machine and the models."""
+    """Settings of a probe that change its times, in addition to the machine and the models."""
 
     device: str
     dtype: str
@@ -260,7 +260,7 @@ class ProbeNoise(_Frozen):
     rounds: Number of measured rounds.
     void: Number of rounds with too much disturbance. Their times are not used.
     other_cpu: Largest CPU share of other programs in a round that is used. None if unknown.
-    noisy: True if times of a disturbed round are used, because the user allowed it.
+    noisy: True if times of a disturbed round are used, because the user allowed a noisy machine.
     """
 
     rounds: int
@@ -278,9 +278,10 @@ class Costs(_Frozen):
         setup: Device, dtype and threads.
         quietness: Disturbance by other programs.
         curves: Forward times by role ("target", "draft") or by kind of head ("eagle3").
-        host: Host costs of steps with chains from the draft model, and of steps without a draft.
-        hosts: Host costs by method, and with the key `TREES` those of the draft model's trees.
-            In version 3 of the file, the keys are models instead of methods.
+        host: Host costs of steps in which the draft model drafts a chain, and of steps without a
+            draft.
+        hosts: Host costs by method. The key `TREES` has the host costs of steps in which the draft
+            model drafts a tree. In version 3 of the file, the keys are models instead of methods.
         batch: Costs of batches. None if they were not measured.
     """
 
@@ -329,7 +330,7 @@ class Costs(_Frozen):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Machine, label, date and noise of the costs, for JSON output."""
+        """Return the machine, label, date and noise of the probe, for JSON output."""
         return {
             "machine": self.machine.get("id"),
             "label": self.label,
@@ -341,10 +342,10 @@ class Costs(_Frozen):
         """Write the costs to a file atomically.
 
         Args:
-            path: The file. A file with costs is replaced.
+            path: Path of the file. An existing file with costs is replaced.
             overwrite: True also replaces a file that specbench did not write.
-            tracked: True stores the file's hash. If the user changes the file, specbench does not
-                replace it later.
+            tracked: True stores the hash of the file, so that specbench can detect changes by the
+                user. It does not replace a file that the user changed.
 
         Raises:
             UsageError: the file cannot be written or must not be replaced.
@@ -417,13 +418,14 @@ def find_cached(
 ) -> Costs | None:
     """Return the best costs in the user's cache for a machine, models and a setup, or None.
 
-    The best costs cover the most heads. Among equal ones, the newest are returned.
+    The best costs cover the most heads. If several cost files cover equally many heads, return the
+    newest.
 
     Args:
         machine_id: Id of the machine (`measure.machine`).
-        models: Role -> SHA-256 of the weights. The costs must cover all of them.
-        setup: Device, dtype and threads. They must be equal.
-        heads: Kind -> SHA-256 of heads, which the costs may lack.
+        models: Role -> SHA-256 of the weights. The costs must cover all of these models.
+        setup: Device, dtype and threads. The setup of the costs must be equal.
+        heads: Kind of a draft head -> SHA-256. Costs may lack some of these heads.
     """
     suitable = []
     for path in _cache().glob("*.json"):
@@ -452,8 +454,8 @@ def _cache() -> Path:
 def interpolate(line: PointLine, x: float) -> float:
     """Return the value at x of a piecewise linear function through some points.
 
-    Before the first point, the value is constant. After the last point, the last slope continues,
-    but the value never falls, because more work cannot cost less.
+    Before the first point, the value is constant. After the last point, the slope of the last
+    segment continues. This slope counts as at least 0, because more work cannot cost less.
     """
     if x <= line[0][0] or len(line) == 1:
         return line[0][1]
@@ -465,9 +467,10 @@ def interpolate(line: PointLine, x: float) -> float:
 
 
 def _lines(points: Iterable[CostPoint]) -> list[tuple[int, PointLine]]:
-    """Return points as lines (context, times over new tokens), by increasing context.
+    """Group points into lines, one per context length, by increasing context length.
 
-    If two points have the same context and number of tokens, the last one is used.
+    A line maps numbers of new tokens to times. If two points have the same context and number of
+    tokens, the last one is used.
     """
     lines: dict[int, dict[float, float]] = {}
     for point in points:
@@ -476,13 +479,13 @@ def _lines(points: Iterable[CostPoint]) -> list[tuple[int, PointLine]]:
 
 
 def _is_costs(content: bytes) -> bool:
-    """Return True if any version of `Costs.save` wrote the content."""
+    """Return True if a file has content that `Costs.save` of any version wrote."""
     return {"schema", "machine", "curves", "host"} <= files.json_object(content).keys()
 
 
 @contextmanager
 def _report_errors(path: Path) -> Iterator[None]:
-    """Create the folder of a file, and turn OSError in the `with` block into UsageError."""
+    """Create the folder of a file. Turn an OSError in the `with` block into a UsageError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
@@ -503,9 +506,9 @@ def check_writable(path: Path, *, overwrite: bool = False) -> None:
 
 
 class ProbeDifference(_Frozen):
-    """Times of one point in two probes.
+    """Difference between two probes in the time of one forward.
 
-    name: Description of the point, such as "target, 4 tokens after 256".
+    name: Description of the forward, such as "target, 4 tokens after 256".
     """
 
     name: str
@@ -519,7 +522,7 @@ class ProbeDifference(_Frozen):
 
 
 def compare_probes(first: Costs, second: Costs) -> list[ProbeDifference]:
-    """Return the points that both probes measured, largest relative difference first."""
+    """Return the forwards that both probes timed, with the largest relative difference first."""
     first_points, second_points = _named_points(first), _named_points(second)
     differences = [
         ProbeDifference(name=name, first_ns=ns, second_ns=second_points[name])

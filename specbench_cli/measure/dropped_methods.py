@@ -1,4 +1,4 @@
-"""Methods that are no longer measured in a repeat, because they failed or lost a process."""
+"""Methods that are no longer measured in a repeat, because they failed or lost a worker process."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class DroppedMethods:
     Args:
         run_dir: Folder of the run. Its manifest lists the dropped methods.
         view: Display of progress, which shows a note for each dropped method.
-        on_drop: Called with the label of each method that is no longer measured.
+        on_drop: Function that is called with the label of each method that is no longer measured.
 
     Attributes:
-        left_out: Methods that stopped because one of their worker processes ended -> the error. A
-            resumed run measures them again.
-        dropped: Methods that failed repeatedly -> the error.
-        failed_warm_up: Methods that failed during the warm-up.
+        left_out: Label of each method that stopped because one of its worker processes ended -> the
+            error. A resumed run measures these methods again.
+        dropped: Label of each method that failed repeatedly -> the error.
+        failed_warm_up: Labels of the methods that failed during the warm-up.
     """
 
     def __init__(self, run_dir: RunDir, view: RunView, on_drop: Callable[[str], object]) -> None:
@@ -53,7 +53,7 @@ class DroppedMethods:
         Args:
             method_run: The method.
             number: Number of the repeat.
-            why: The error.
+            why: The error of the worker process.
         """
         if method_run.label not in self.left_out:
             self.left_out[method_run.label] = why
@@ -66,12 +66,12 @@ class DroppedMethods:
     def count_failures(self, method_run: MethodRun, measurements: Sequence[Measurement]) -> None:
         """Count a failure of a method, and drop the method if it has failed repeatedly.
 
-        One failure is enough if the warm-up of the method failed too.
+        If the warm-up of the method failed too, the first failure already drops the method.
 
         Args:
             method_run: The method.
-            measurements: Its measurements of a batch of prompts. The method failed if all of them
-                have an error.
+            measurements: The method's measurements of one batch of prompts. The method failed if
+                all of these measurements have an error.
         """
         errors = [
             measurement.output.error

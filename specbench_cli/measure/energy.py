@@ -1,9 +1,9 @@
-"""Energy of decoding, from hardware counters: RAPL for CPU packages, NVML for a GPU.
+"""Energy of decoding, from hardware counters: RAPL for CPU packages (sockets), NVML for a GPU.
 
 If a counter cannot be read, no energy is reported, and the manifest contains the reason. The
 counters measure the whole CPU package or GPU board. This includes other programs and idle power.
-RAPL updates about every millisecond, NVML about every 100 ms. So the energy of a short output is
-inexact, but the sum over all outputs of a method is not.
+RAPL updates its counter about every millisecond, and NVML about every 100 ms. So the energy of one
+short output is inexact. The sum over all outputs of a method is reliable.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ LIBRARY = "libnvidia-ml.so.1"
 class Counter:
     """A hardware counter of energy in joules.
 
-    read: Function that returns the current value.
-    wraps: Value at which the counter restarts at 0. 0 if it never restarts.
+    read: Function that returns the current value of the counter.
+    wraps: Value at which the counter overflows and restarts from 0. It is 0 for a counter that
+        never overflows.
     """
 
     name: str
@@ -38,7 +39,7 @@ class EnergyMeter:
 
     Attributes:
         counters: Counters of the CPU packages, and of the GPU if the run uses one.
-        unavailable_reason: Reason why energy cannot be measured. None if it can.
+        unavailable_reason: Reason why energy cannot be measured. None if it can be measured.
     """
 
     def __init__(self, counters: Sequence[Counter], unavailable_reason: str | None = None) -> None:
@@ -47,7 +48,10 @@ class EnergyMeter:
 
     @classmethod
     def for_device(cls, device: torch.device) -> EnergyMeter:
-        """Return the meter for a run on a device. If one counter cannot be read, it has none."""
+        """Return the energy meter for a run on a device.
+
+        If any hardware counter cannot be read, the meter has no counters and reports no energy.
+        """
         counters, reason = rapl_counters()
         if device.type == "cuda":
             board, missing = nvml_counter(device.index or 0)
@@ -56,7 +60,7 @@ class EnergyMeter:
         return cls([] if reason else counters, reason)
 
     def begin(self) -> None:
-        """Store the current values of the counters."""
+        """Store the current values of the energy counters."""
         self._before = [each.read() for each in self.counters]
 
     def end(self) -> float | None:
@@ -74,7 +78,7 @@ class EnergyMeter:
         return total
 
     def facts(self) -> dict[str, Any]:
-        """Return the manifest entry."""
+        """Return the manifest entry about the energy meter."""
         return {
             "counters": [each.name for each in self.counters],
             "why_not": self.unavailable_reason,
@@ -82,9 +86,9 @@ class EnergyMeter:
 
 
 def rapl_counters() -> tuple[list[Counter], str | None]:
-    """Return the RAPL counters of all CPU packages, and the reason if they cannot be read.
+    """Return the RAPL energy counters of all CPU packages, and the reason if they cannot be read.
 
-    They are part of Linux powercap, for Intel and AMD processors.
+    RAPL counters exist on Intel and AMD processors. Linux provides them under `powercap`.
     """
     zones = sorted(POWERCAP.glob("intel-rapl:[0-9]*"))
     packages = [zone for zone in zones if zone.name.count(":") == 1]

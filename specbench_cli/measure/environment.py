@@ -1,7 +1,7 @@
 """Software environment of a run, for its manifest: versions, commit, variables and threads.
 
-It contains no host name, user name or path. Importing this module does not import torch, because
-`specbench --version` uses it.
+The description contains no host name, user name or path. Importing this module does not import
+torch, because `specbench --version` uses it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ VARIABLES = (
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of Python, CUDA and `PACKAGES`; None for those that are missing."""
+    """Return the versions of Python, CUDA and the packages in `PACKAGES`.
+
+    The version of a missing package is None.
+    """
     import torch
 
     found: dict[str, str | None] = {
@@ -67,9 +70,9 @@ def versions() -> dict[str, str | None]:
 
 
 def git() -> dict[str, Any] | None:
-    """Return the git commit of specbench and whether there are uncommitted changes.
+    """Return the git commit of specbench, and whether there are uncommitted changes.
 
-    None if specbench is installed as a package, or if git is missing.
+    Return None if specbench is installed as a package, or if git is missing.
     """
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
@@ -82,7 +85,10 @@ def git() -> dict[str, Any] | None:
 
 
 def variables() -> dict[str, str]:
-    """Return those of `VARIABLES` that are set. Only the last part of a path is kept."""
+    """Return the environment variables in `VARIABLES` that are set.
+
+    If a value is a path, return only the last part of the path.
+    """
     return {
         name: ":".join(part.rpartition("/")[2] for part in os.environ[name].split(":"))
         for name in VARIABLES
@@ -91,7 +97,7 @@ def variables() -> dict[str, str]:
 
 
 def threads() -> dict[str, int]:
-    """Return the number of PyTorch threads within an operation and between operations."""
+    """Return the number of PyTorch threads inside one operation and between operations."""
     import torch
 
     return {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()}
@@ -100,7 +106,7 @@ def threads() -> dict[str, int]:
 def clock() -> dict[str, Any]:
     """Return facts about the clock that times outputs.
 
-    `step_ns` is the smallest difference of two readings.
+    `step_ns` is the smallest difference between two readings of the clock.
     """
     info = time.get_clock_info("perf_counter")
     readings = [time.perf_counter_ns() for _ in range(1000)]

@@ -22,7 +22,10 @@ process loads torch and the models. The ratio was 0.5 to 0.7 in runs of the embe
 
 @dataclass(slots=True)
 class Work:
-    """Work of one method in a repeat. Its unit is one token of the outputs' maximum lengths.
+    """Work of one method in a repeat, in units.
+
+    One unit is one token of an output's maximum length. For example, an output of at most 128
+    tokens is 128 units of work, even if it ends earlier.
 
     due: Units of the whole repeat.
     later: Units of all later repeats.
@@ -39,7 +42,7 @@ class Work:
     recent_spent: float = 0.0
 
     def add(self, units: float, seconds: float) -> None:
-        """Add finished units, and the seconds that they took."""
+        """Add finished units of work, and the seconds that these units took."""
         self.done += units
         self.spent += seconds
         self.recent_done = self.recent_done * DECAY + units
@@ -47,15 +50,15 @@ class Work:
 
     @property
     def seconds_per_unit(self) -> float:
-        """Seconds per unit, in which recent outputs have more weight."""
+        """Seconds per unit of work. Recent outputs have more weight than older ones."""
         return self.recent_spent / self.recent_done
 
 
 def estimate_seconds_left(work: Mapping[str, Work], elapsed: float) -> float | None:
-    """Estimate the seconds left: the remaining work of each method, multiplied by its speed.
+    """Estimate the seconds left in the run, from the remaining work and the speed of each method.
 
-    A method without finished work gets the average speed. Judging and writing also take time. This
-    time is assumed to keep its share.
+    A method without finished work gets the average speed. Judging and storing outputs also take
+    time. The estimate assumes that their share of the time stays the same.
 
     Args:
         work: Work of each method, by label.
@@ -82,10 +85,10 @@ class EtaEstimator:
 
     Args:
         work: Work of each method, by label.
-        later_processes: Number of processes that will measure the repeats after this one.
-        start_s: Seconds that such a process needs before its first prompt.
-        first_judging_s: Expected seconds of the first judging. It loads the transformers model,
-            which later judgings use too.
+        later_processes: Number of processes that will measure the later repeats.
+        start_s: Seconds that each of these later processes needs before its first prompt.
+        first_judging_s: Expected seconds of the first judging of outputs. The first judging is
+            slower, because it loads the transformers model.
         clock: Function that returns the time in seconds.
     """
 
@@ -107,7 +110,7 @@ class EtaEstimator:
 
     @contextmanager
     def time_work(self, label: str, units: float) -> Iterator[None]:
-        """Time the `with` block, and add its seconds and some units to a method's finished work."""
+        """Time the `with` block. Add the time and the finished units of work to a method."""
         started = self._clock()
         yield
         self._work[label].add(units, self._clock() - started)
@@ -116,7 +119,7 @@ class EtaEstimator:
     def time_judging(self) -> Iterator[None]:
         """Time the judging of outputs in the `with` block.
 
-        The time of the first block is stored separately, because it includes loading a model.
+        The time of the first judging is stored separately, because it includes loading a model.
         """
         started = self._clock()
         yield
@@ -125,12 +128,12 @@ class EtaEstimator:
             self._first_judging = self._clock() - started
 
     def drop(self, label: str) -> None:
-        """Remove the remaining work of a method."""
+        """Remove the remaining work of a method that is no longer measured."""
         row = self._work[label]
         row.due, row.later = row.done, 0.0
 
     def seconds_left(self) -> float | None:
-        """Return the estimated seconds left until all outputs are measured; None if unknown."""
+        """Return the estimated seconds left until all outputs are measured. None if unknown."""
         spent = sum(each.spent for each in self._work.values())
         other = self._clock() - self._started - self._first_judging - spent
         if self._judgings > 1:
@@ -145,16 +148,15 @@ class EtaEstimator:
 
 
 def estimate_report_seconds(start_s: float, methods: int, outputs: int) -> float:
-    """Estimate the seconds that the report of a run takes, after its last output.
+    """Estimate the seconds that the report of a run takes, after the run's last output.
 
-    In this time, the process reads records, computes intervals, and writes figures and files. This
-    is Python work, like the start of a process. So the time is a multiple of the time of the start,
-    which is longer on a slow machine. The coefficients were fitted to five runs with 5 to 45
-    methods and 70 to 4365 outputs. The error was below 20%. `benchmarks/times/time_left.py`
-    measures it.
+    The process reads records, computes intervals, and writes figures and files. This is Python
+    work, like the start of a process. So the estimate is a multiple of the start time, which is
+    longer on a slow machine. The coefficients were fitted to five runs with 5 to 45 methods and 70
+    to 4365 outputs. The error was below 20%. `benchmarks/times/time_left.py` measures the error.
 
     Args:
-        start_s: CPU seconds of the start of the process.
+        start_s: CPU seconds that the start of the process took.
         methods: Number of methods in the run.
         outputs: Number of outputs in the run.
     """

@@ -49,12 +49,12 @@ class HealthCheck:
     """Result of one check.
 
     Attributes:
-        name: Name of the checked part.
+        name: Name of what was checked, such as a package.
         status: "ok", "limited" (runs work, with restrictions) or "missing".
         found: Result of the check, for the user.
         prevents: What does not work, if the status is not "ok".
-        mend: How to fix this, as a command if possible.
-        needed: True if the default run needs this part.
+        mend: How to fix the problem, as a command if possible.
+        needed: True if the default run does not work without it.
     """
 
     name: str
@@ -66,7 +66,7 @@ class HealthCheck:
 
     @property
     def fatal(self) -> bool:
-        """True if the default run cannot work."""
+        """True if this problem prevents the default run from working."""
         return self.needed and self.status == "missing"
 
 
@@ -121,7 +121,7 @@ def _packages() -> Iterator[HealthCheck]:
 
 
 def _extra(marker: object) -> str:
-    """Return the extra in a requirement's marker, such as "test" in `extra == "test"`, or ""."""
+    """Return the extra in a requirement's marker, or "". For `extra == "test"`, return "test"."""
     name, _, value = str(marker or "").rpartition("extra == ")
     return value.strip("\"' ") if name or value != str(marker or "") else ""
 
@@ -173,7 +173,10 @@ def check_compiler() -> HealthCheck:
 
 
 def check_kernels() -> HealthCheck:
-    """Check which matrix kernels this CPU uses; see docs/explanations/kernels.md."""
+    """Check which matrix multiplication kernels this CPU uses.
+
+    Explained in docs/explanations/kernels.md.
+    """
     no_numba, own = is_numba_missing(), find_numba_kernels(torch.device("cpu"), torch.float32)
     return HealthCheck(
         "kernels",
@@ -185,9 +188,9 @@ def check_kernels() -> HealthCheck:
 
 
 def check_noise() -> HealthCheck:
-    """Check whether other processes use the CPU, during one second.
+    """Measure for one second whether other processes use the CPU.
 
-    The status is never "missing", because a busy machine is no error of the installation.
+    The status is never "missing", because a busy machine is not an error of the installation.
     """
     meter = NoiseMeter()
     meter.open()

@@ -1,4 +1,4 @@
-"""Measurement of a repeat in this process: load the models, measure, and store the results."""
+"""Measurement of a repeat in the current process: load models, measure, and store the results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def measure_repeat(
     force: bool,
     part: str = "",
 ) -> None:
-    """Measure the missing outputs of a repeat, in this process.
+    """Measure the missing outputs of a repeat in the current process.
 
     Args:
         plan: Plan of the run.
@@ -40,12 +40,13 @@ def measure_repeat(
         view: Display of progress and notes.
         number: Number of the repeat, from 1.
         in_turn, force: See `run.measure_run`.
-        part: Name of this part of the run in the display. Default: "pass 2 of 3" and so on.
+        part: Name that the display shows for this part of the run. Default: "pass 2 of 3" and so
+            on.
 
     Raises:
-        WorkerLost: a method could not be measured to the end.
+        WorkerLost: a method could not be measured to the end, because its worker process ended.
     """
-    # Import late, because these modules import torch, which takes seconds.
+    # Import here and not at the top, because these modules import torch, which takes seconds.
     from specbench_cli.measure.accept_rates import provide_rates
     from specbench_cli.measure.bench import Bench
     from specbench_cli.measure.isolation.plugin_methods import PluginMethods
@@ -60,7 +61,8 @@ def measure_repeat(
     if in_turn is not None:
         machine_lock = get_machine_lock(in_turn.resolve())  # kept until this process ends
         machine_lock.waits_for_partner &= not run_dir.manifest.get("alone")
-    # A run leaves out methods that do not load. A tuning stops, because it compares all candidates.
+    # If a method does not load, a run continues without it. A tuning stops, because it must compare
+    # all candidates.
     lenient = part != TUNING
     with closing(Bench(plan, lenient=lenient)) as bench:
         plan = _drop_unloadable(plan, bench.load_errors, run_dir, view)
@@ -88,7 +90,7 @@ def measure_repeat(
         if probe is not None:
             _store_costs(probe, run_dir, view, number)
         run_dir.update(
-            # Only one repeat finds the near-ties, so keep the values of an earlier one.
+            # Near-ties are searched only once in a run, so keep the result of an earlier repeat.
             near_ties=run_dir.manifest.get("near_ties") or repeat.find_near_ties(),
             tolerance=repeat.judge.facts() or run_dir.manifest.get("tolerance"),
             memory=bench.memory_entry(),
@@ -103,7 +105,7 @@ def measure_repeat(
 
 
 def _store_costs(probe: InterleavedProbe, run_dir: RunDir, view: RunView, number: int) -> None:
-    """Store the costs that a probe measured between the prompts, or show why there are none."""
+    """Store the costs that a probe measured between the prompts, or show why there are no costs."""
     costs = probe.costs()
     if costs is not None:
         try:
@@ -119,14 +121,14 @@ def _drop_unloadable(
 ) -> Plan:
     """Return the plan without methods whose trained modules do not load.
 
-    Show a note for each of them, and store the reason in the manifest. Methods that already have
-    records stay in the manifest.
+    Show a note for each removed method, and store the reason in the manifest. Removed methods that
+    already have records stay in the manifest.
 
     Args:
         load_errors: Label of the method -> the error.
 
     Raises:
-        SpecbenchError: the error of the first method, if only vanilla is left.
+        SpecbenchError: only vanilla is left. This is the error of the first removed method.
     """
     rest = plan.drop_methods(load_errors)
     if load_errors and all(method_run.label == BASELINE for method_run in rest.method_runs):
@@ -136,13 +138,14 @@ def _drop_unloadable(
     new = {label: why for label, why in found.items() if label not in before}
     for words in left_out_notes(new):
         view.note(words)
-    # A method that was left out before can run now, if the user has repaired its files.
+    # If the user has repaired the files of a method, the method runs again. Remove its old error.
     runnable = {method_run.label for method_run in rest.method_runs}
     left_out = {label: why for label, why in before.items() if label not in runnable}
     left_out |= {label: redact_paths(why) for label, why in found.items()}
     if left_out != before:
         answered = run_dir.read_output_ids()
-        # If such a method has records, its modules loaded earlier, so the records stay valid.
+        # A left-out method may have records from an earlier start of the run. They stay valid, so
+        # keep the manifest entry of this method.
         recorded = {label for _, _, label, _ in answered} - runnable
         recorded_entries = [row for row in run_dir.manifest["rows"] if row["label"] in recorded]
         run_dir.update(left_out=left_out, rows=[*method_entries(rest), *recorded_entries])

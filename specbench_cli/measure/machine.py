@@ -25,11 +25,12 @@ GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
 def fingerprint() -> dict[str, Any]:
-    """Return everything about this machine and installation that results may depend on.
+    """Return all facts about this machine and installation that may affect results.
 
     Returns:
-        `id`: 12 hexadecimal digits that depend on the hardware only. Also `hardware`, `system`,
-        `versions`, `git`, `variables`, `threads` and `clock`.
+        A dictionary. Its key `id` has 12 hexadecimal digits that depend on the hardware only. The
+        other keys are `hardware`, `system`, `versions`, `git`, `variables`, `threads` and
+        `clock`.
     """
     parts = hardware()
     return {
@@ -45,7 +46,7 @@ def fingerprint() -> dict[str, Any]:
 
 
 def machine_id() -> str:
-    """Return 12 hexadecimal digits that depend on the hardware only: `id` in `fingerprint`."""
+    """Return an id of 12 hexadecimal digits that depends on the hardware only."""
     return _id(hardware())
 
 
@@ -56,8 +57,8 @@ def _id(parts: Mapping[str, Any]) -> str:
 def hardware() -> dict[str, Any]:
     """Return the processors, memory and GPUs that this process may use.
 
-    Memory is rounded to GiB, because its exact size changes at each start. `quota` is the CPU limit
-    of a container, as the Linux kernel reports it (cgroup `cpu.max`).
+    Memory is rounded to GiB, because its exact size changes each time the machine starts. `quota`
+    is the CPU limit of a container, as the Linux kernel reports it (cgroup `cpu.max`).
     """
     return {
         "cpu": _cpu_model(),
@@ -82,7 +83,7 @@ def system() -> dict[str, Any]:
 
 
 def _usable_cpus() -> int | None:
-    """Return the number of CPUs that this process may run on; None if it is unknown."""
+    """Return the number of CPUs that this process may run on. Return None if it is unknown."""
     affinity = getattr(psutil.Process(), "cpu_affinity", None)
     return len(affinity()) if affinity else None
 
@@ -117,7 +118,10 @@ def _accelerators() -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> str | None:
-    """Return the text of a kernel file; None if it does not exist or cannot be read."""
+    """Return the text of a kernel file.
+
+    Return None if the file does not exist or cannot be read.
+    """
     try:
         return path.read_text().strip()
     except OSError:

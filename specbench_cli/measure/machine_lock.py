@@ -1,10 +1,11 @@
 """Machine lock, with which several runs measure in turn on one machine (`--in-turn`).
 
-One run measures for about a second while the others wait. A disturbance of some seconds then
-affects all runs alike, for example both runs of a comparison.
+One run measures for about a second while the other runs wait. If another program then disturbs the
+machine for some seconds, it affects all runs equally. This matters if two runs are compared.
 
-The lock is a file lock. A process takes it before it loads its models, and the system releases it
-when the process ends. The file contains the last process that measured, and all member processes.
+The lock is a file lock. A process takes the lock before it loads its models. The operating system
+releases it when the process ends. The file contains the names of all processes that share the lock,
+and of the last process that measured.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _MAX_CHARACTERS = 1 << 20
 
 
 class MachineLock:
-    """The machine lock of one process. Creating it waits for the lock.
+    """Machine lock of one process. Creating this object waits until the process has the lock.
 
     Args:
         path: The lock file. It is created if it does not exist.
@@ -69,10 +70,10 @@ class MachineLock:
         self._write(last=self._read().get("last") if partners else None, partners=partners)
 
     def pass_on(self) -> bool:
-        """Let another process measure until it passes the lock on. Return True if one did.
+        """Release the lock, and take it again after another process has measured.
 
-        The first call waits at most `PARTNER_WAIT_S` for another process to join. If another
-        process has joined, wait as long as it runs.
+        Return True if another process measured. The first call waits at most `PARTNER_WAIT_S` for
+        another process to join. A process that has joined is waited for as long as it runs.
         """
         end = time.monotonic() + (
             PARTNER_WAIT_S if self.waits_for_partner and not self._has_partner else 0.0
@@ -91,16 +92,19 @@ class MachineLock:
                 return False
 
     def close(self) -> None:
-        """Release the lock and leave the other processes."""
+        """Release the lock, and remove this process from the names in the lock file."""
         self._file.close()
 
     def _partners(self) -> list[str]:
-        """Return the other members whose processes are running."""
+        """Return the names of the other processes that share the lock and are still running."""
         members: list[str] = self._read().get("there", [])
         return [name for name in members if name != self._name and self._alive(name)]
 
     def _read(self) -> dict[str, Any]:
-        """Return the content of the file. Raise UsageError if another program wrote it."""
+        """Return the content of the lock file.
+
+        Raise UsageError if another program wrote the file.
+        """
         self._file.seek(0)
         try:
             text = self._file.read(_MAX_CHARACTERS)
@@ -123,7 +127,7 @@ class MachineLock:
 
 
 def _is_lock_file(content: Any) -> bool:
-    """Return True if `MachineLock` wrote the content of the file."""
+    """Return True if the content of a file was written by `MachineLock`."""
     if not isinstance(content, dict) or content.keys() != {"last", "there"}:
         return False
     last, members = content["last"], content["there"]
@@ -135,18 +139,19 @@ def _is_lock_file(content: Any) -> bool:
 def get_machine_lock(path: Path) -> MachineLock:
     """Return the machine lock of this process.
 
-    The process keeps it until it ends. So no other run measures while this one writes its results.
+    The process keeps the lock until the process ends. So no other run measures while this run
+    writes its results.
     """
     return MachineLock(path)
 
 
 def _name(process: psutil.Process) -> str:
-    """Return the process id and the start time of a process, because ids are reused."""
+    """Return a unique name of a process: its id and its start time, because ids are reused."""
     return f"{process.pid} {process.create_time():.2f}"
 
 
 def _is_alive(name: str) -> bool:
-    """Return True if a process is running and not only a zombie."""
+    """Return True if the process with a name is running, and is not a zombie process."""
     try:
         process = psutil.Process(int(name.partition(" ")[0]))
         return _name(process) == name and process.status() != psutil.STATUS_ZOMBIE
@@ -157,7 +162,10 @@ def _is_alive(name: str) -> bool:
 
 
 def _lock(file: IO[str]) -> None:
-    """Lock a file, and wait for this. Raise OSError if the system has no file locks."""
+    """Lock a file.
+
+    If another process has locked it, wait. Raise OSError if there are no file locks.
+    """
     try:
         import fcntl
     except ImportError as error:

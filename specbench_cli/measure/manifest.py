@@ -1,6 +1,6 @@
-"""The manifest of a new run: its settings, methods, tasks, software and machine.
+"""Manifest of a new run: its settings, methods, tasks, software and machine.
 
-The manifest is a JSON file in the run's folder. The measurement adds further entries later.
+The manifest is a JSON file in the run's folder. It gets further entries while the run measures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def build_manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         plan: Plan of the run.
-        sources: Setting -> where its value comes from, such as "command line" or a file.
+        sources: Name of each setting -> origin of its value, such as "command line" or a file
+            name.
     """
     return {
         "schema": SCHEMA,
@@ -77,9 +78,10 @@ def build_manifest(plan: Plan, sources: Mapping[str, str]) -> dict[str, Any]:
 def program_facts(plan: Plan) -> dict[str, str]:
     """Return the facts that must not change when a run is resumed: name -> value.
 
-    These are versions, settings, the machine, and checksums (12 digits) of files and data. The
-    weights are checked separately (`run_checks.check_weights`). If the workers of a cluster
-    measure, their machines are checked instead of this one (`machine_facts`).
+    The facts are versions, settings, the machine, and checksums (12 digits) of files and data. The
+    weights are checked separately (`run_checks.check_weights`). If cluster workers measure the run,
+    the facts of this machine are not included. The workers' machines are checked instead
+    (`machine_facts`).
     """
     packages = {name: str(version) for name, version in environment.versions().items()}
     settings = effective_config(plan)
@@ -101,19 +103,22 @@ def program_facts(plan: Plan) -> dict[str, str]:
 
 
 def machine_facts() -> dict[str, str]:
-    """Return hardware and environment variables, which must be equal on all machines of a run."""
+    """Return hardware and environment variables.
+
+    All machines of a cluster run must have the same.
+    """
     variables = {f"variable {name}": value for name, value in environment.variables().items()}
     return {"machine": machine_id(), **variables}
 
 
 def is_machine_key(key: str) -> bool:
-    """Return True if a key of `program_facts` comes from `machine_facts`."""
+    """Return True if a key in the result of `program_facts` comes from `machine_facts`."""
     return key == "machine" or key.startswith("variable ")
 
 
 @cache
 def _source_checksum() -> str:
-    """Return the checksum of specbench's own code."""
+    """Return a checksum of the source code of specbench."""
     home = Path(specbench_cli.__file__).parents[1]
     files = (file for name in ("specbench_cli", "methods") for file in (home / name).rglob("*.py"))
     return _digest(file.read_text(encoding="utf-8") for file in sorted(files))
@@ -128,13 +133,15 @@ def method_entries(plan: Plan) -> list[dict[str, Any]]:
 
     Some keys of an entry are:
 
-    source: Where the parameters come from.
-    timing_free: True if the method's counters depend only on inputs and seed, not on timing.
+    source: Origin of the method's parameters, such as "paper" or "default".
+    timing_free: True if the method's step counters depend only on inputs and seed, not on timing.
     uses: Names of the method's models, and kinds of its heads.
-    state_scope: How long the method keeps what it learns ("prompt", "run" or "corpus").
-    accept: Rule that accepts tokens which the lossless rule rejects. None if there is none.
+    state_scope: How long the method keeps learned data: for a "prompt", a "run" or a "corpus".
+    accept: Lossy accept rule, which accepts some tokens that the lossless rule rejects. None if the
+        method is lossless.
     workers: Number of workers that compute in parallel.
-    baseline: Label of the method that its speedups refer to. It may be missing in the run.
+    baseline: Label of the method to which the method's speedups are relative. The run may not
+        contain this baseline.
     control: True if the method only serves as a comparison for lossy methods.
     """
     return [
@@ -156,7 +163,10 @@ def method_entries(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _containment(config: RunConfig) -> str | None:
-    """Return how the run isolates generated code that it executes; None if it executes none."""
+    """Return how the run isolates the generated code that it executes.
+
+    Return None if the run executes no generated code.
+    """
     if not config.run_code:
         return None
     return "limits" if config.uncontained else "namespaces"
@@ -174,7 +184,7 @@ def _used_models(plan: Plan, method_run: MethodRun) -> list[str]:
 
 
 def effective_config(plan: Plan) -> dict[str, Any]:
-    """Return the configuration of a run, with names instead of paths."""
+    """Return the configuration of a run. Paths are replaced by names, to keep them private."""
     return {
         **redact_setting(plan.config.model_dump(mode="json")),
         "target": plan.target.label,

@@ -1,4 +1,4 @@
-"""A measurement: one prompt, decoded and timed once by one method, and its record."""
+"""Measurement: one prompt, decoded and timed once by one method, and its record."""
 
 from __future__ import annotations
 
@@ -54,13 +54,14 @@ PAUSE_S = 0.01
 class DecodedOutput:
     """Output of one decoding, with its counters and times.
 
-    origin: How each token was generated, such as "accepted"; see `Record.origin`.
-    peak: Peak memory in bytes. None if unknown.
-    extra: Sums of the counters that the method itself reports.
-    version: Version of what the method had learned. None if it does not learn.
+    origin: Source of each token, such as "accepted", see `Record.origin`.
+    peak: Peak memory during the decoding in bytes. None if unknown.
+    extra: Sums over all steps of the counters that the method itself reports.
+    version: Number of updates of the method's learned data before this output. None if the method
+        does not learn.
     error: Error message if the decoding failed.
-    batch: Place in a batch. None if the prompt was decoded alone.
-    joules: Energy in joules. None if it was not measured.
+    batch: Batch in which the prompt was decoded. None if the prompt was decoded alone.
+    joules: Energy of the decoding in joules. None if it was not measured.
     """
 
     output_ids: list[int]
@@ -79,7 +80,7 @@ class DecodedOutput:
 
     @classmethod
     def failed(cls, error: str) -> DecodedOutput:
-        """Return an output without tokens that contains an error message."""
+        """Return the output of a failed decoding: an error message and no tokens."""
         nothing = Trace.pack([])
         return cls([], [], "error", Steps(), nothing, Ns(), None, [], {}, None, error)
 
@@ -88,7 +89,7 @@ class DecodedOutput:
 class LearningDelay:
     """Time in ns that a method spent learning from one prompt, which delays its next prompt.
 
-    noisy: True if other processes used too much CPU while it was measured.
+    noisy: True if other processes used too much CPU while the delay was measured.
     """
 
     ns: int = 0
@@ -102,26 +103,27 @@ class Measurement:
         method_run: The method.
         prompt: The prompt.
         request: The request that decodes the prompt.
-        workspace: Decoders and states.
+        workspace: Decoders and their states.
         sampling: Sampling settings.
         pass_: Number of the repeat, from 1.
-        memory: What the method has learned so far.
-        recording: Token ids that replace the target's decisions (`engine.sequence.RecordedOutput`).
-            None decodes normally.
+        memory: Data that the method has learned so far.
+        recording: Token ids to replay. They replace the target's choices
+            (`engine.sequence.RecordedOutput`). None decodes normally.
         reference: Vanilla's output, for a method that may read it (`Method.upper_bound`).
-        keeps_drafts: True stores the drafts in the record.
-        previous_delay: Learning delay that the method's previous measurement caused.
+        keeps_drafts: True stores the draft of each step in the record.
+        previous_delay: Learning delay that the previous measurement of the same method caused.
         limit_s: Time in seconds after which the measurement fails.
-        load: Name of the load: how the requests of the repeat arrive. None if all are present.
+        load: Name of the load, which defines when requests arrive. None if all requests arrive at
+            the start.
         energy: Energy meter.
 
     Attributes:
-        delay: Learning delay that this measurement causes for the method's next one.
+        delay: Learning delay that this measurement causes for the next measurement of the method.
         output: The decoded output. None before `measure`.
         lost: Error if a worker process of the method ended. Then there is no output.
-        finished: True if the times are accepted, so that it will not be measured again.
+        finished: True if the times are accepted, so that the output will not be measured again.
         other_cpu: CPU share of other processes during the measurement.
-        noisy: True if this share was too high, so that the times are not stored.
+        noisy: True if `other_cpu` was too high, so that the times are not stored.
     """
 
     def __init__(
@@ -165,11 +167,11 @@ class Measurement:
         self.noisy = False
 
     def measure(self) -> None:
-        """Decode the prompt and time it. A later call replaces the earlier result.
+        """Decode the prompt and time it. A second call replaces the result of the first.
 
-        If a forward was recorded as a CUDA graph meanwhile, decode the prompt again, because
-        recording takes time and happens only once. If a worker of the method was lost before, do
-        nothing.
+        Recording a forward as a CUDA graph takes time and happens only once. If this decoding
+        recorded a graph, the prompt is decoded again. If a worker process of the method has ended,
+        do nothing.
         """
         recorded = self._workspace.recorded
         self._measure()
@@ -219,7 +221,8 @@ class Measurement:
         joules = self.energy.end()
         harness.meter.resolve()
         error = error or watch.find_fault(harness.meter) or self.find_fault(session, reported)
-        # An external engine reports all steps at its end, so its last token marks the end.
+        # An external engine reports all steps only after the last one. So the arrival of the last
+        # token marks the end of decoding.
         ended_ns = text.last_ns if self.method_run.method.peer else watch.ended_ns
         self.output = DecodedOutput(
             output_ids=list(session.output()),
@@ -248,7 +251,10 @@ class Measurement:
             self._learn(session, self.output)
 
     def _learn(self, session: Session, output: DecodedOutput) -> None:
-        """Let the method learn from its output, and time it. An error fails the measurement."""
+        """Let the method learn from the output, and time the learning.
+
+        An error fails the measurement.
+        """
         gc.disable()
         try:
             self.delay.ns = learn(self.method_run.method, session)
@@ -282,7 +288,7 @@ class Measurement:
     def new_counters(self) -> Steps:
         """Return empty counters of steps.
 
-        They count relaxed tokens only if the method has a lossy accept rule.
+        The counters include relaxed tokens only if the method has a lossy accept rule.
         """
         rule = self.method_run.method.accept
         return Steps(relaxed=None if rule is None or rule.is_exact else [])
@@ -290,7 +296,7 @@ class Measurement:
     def matches(self, other: DecodedOutput) -> bool:
         """Return True if another decoding of the prompt has the same output and counters.
 
-        The numbers of forwards are not compared for parallel methods, because they depend on
+        For parallel methods, the numbers of forwards are not compared, because they depend on
         timing.
         """
         m = self.result
@@ -306,11 +312,12 @@ class Measurement:
         )
 
     def find_fault(self, session: Session, reported: Sequence[ReportedStep]) -> str | None:
-        """Return what is wrong with an output or its reported steps, or None.
+        """Return a description of an error in the output or in the reported steps, or None.
 
         Args:
-            session: The session that decoded the output, without an exception.
-            reported: The steps that the method reported. They must match the engine's own records.
+            session: The session that decoded the output. The decoding raised no exception.
+            reported: The steps that the method reported. They must match the steps that the engine
+                recorded.
         """
         if session.finish is None:
             return (
@@ -327,14 +334,14 @@ class Measurement:
         )
 
     def create_watch(self) -> Watch:
-        """Return a watch. It checks the decoding without relying on the method."""
+        """Return a watch. The watch checks the decoding without relying on the method."""
         return Watch(self._workspace, self._memory)
 
     def prepare(self) -> torch.device:
         """Prepare a measurement and return the target's device.
 
-        Restore what the method had learned before the first call, collect garbage, and wait for a
-        moment.
+        Reset the method's learned data to its content before the first call. Collect garbage. Wait
+        for a moment.
         """
         if self._memory_before is None:
             self._memory_before = self._memory.save()
@@ -353,16 +360,19 @@ class Measurement:
 
     @property
     def previous_delay_ns(self) -> int:
-        """Time in ns by which learning from the previous prompt delayed this one."""
+        """Time in ns that learning from the previous prompt delayed this prompt."""
         return self._previous_delay.ns
 
     @property
     def is_replay(self) -> bool:
-        """True if recorded tokens replace the target's decisions."""
+        """True if recorded tokens replace the target's choices."""
         return self.recording is not None
 
     def finish(self, other_cpu: float | None, noisy: bool) -> None:
-        """Accept the last result, and store how noisy the machine was."""
+        """Accept the last result, so that it is not measured again.
+
+        Store how noisy the machine was.
+        """
         self.finished, self.other_cpu, self.noisy = True, other_cpu, noisy
         self.delay.noisy = noisy and self.delay.ns > 0
         self._memory_before = None
@@ -379,7 +389,7 @@ class Measurement:
         """Return the record of the measurement.
 
         Args:
-            verdict: Verdict on the output. None if the measurement failed.
+            verdict: Comparison of the output with vanilla's output. None if the measurement failed.
             score: Score of the answer.
             log_likelihood, likelihood, log_probs: See `Record`.
             valid: True if the output matches the grammar of the run.
@@ -390,7 +400,8 @@ class Measurement:
         depth = self._workspace.decoders["target"].n_layers
         targets, drafts, equivalents = m.trace.count_forwards(depth)
         lacks_forwards = failed or peer
-        # Some external engines do not report their steps.
+        # External engines (peers) may not report steps. Then an output of several tokens has no
+        # counters.
         lacks_steps = failed or (peer and not m.steps.levels and len(m.output_ids) > 1)
         return Record(
             prompt_id=self.prompt.prompt_id,
@@ -459,7 +470,7 @@ def count_step(steps: Steps, extra: dict[str, float], step: Step) -> None:
 
 
 def build_draft_record(reported: ReportedStep) -> DraftedTokens:
-    """Return the draft of a step as a record stores it."""
+    """Return the draft of a step in the form that records store."""
     draft, path = reported.draft, list(reported.outcome.path)
     if draft is None:
         return DraftedTokens([], None, path)

@@ -1,7 +1,7 @@
 """Peak memory of a device since the last reset.
 
-On a GPU, this is the memory that PyTorch allocated. On a CPU, it is the resident set (RSS) of the
-process.
+On a GPU, this is the memory that PyTorch allocated. On a CPU, it is the resident set size (RSS) of
+the process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def reset_peak(device: torch.device, worker: int | None = None) -> bool:
 
     Args:
         device: The device.
-        worker: Process id of a worker process whose memory counts too. None if there is none.
+        worker: Process id of a worker process whose memory is added. None if there is no worker
+            process.
 
     Returns:
         False if the system cannot reset the peak. Then `peak_bytes` returns the peak since the
@@ -47,7 +48,7 @@ def reset_peak(device: torch.device, worker: int | None = None) -> bool:
 
 
 def free_memory() -> None:
-    """Free unused memory, before other models are loaded."""
+    """Free unused memory. Call this before other models are loaded."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -56,12 +57,13 @@ def free_memory() -> None:
 def peak_bytes(device: torch.device, worker: int | None = None) -> int:
     """Return the peak memory of a device in bytes since the last reset.
 
-    On a CPU, the peak of the worker process is added, although the two peaks may have occurred at
-    different times.
+    On a CPU, the result is the peak of this process plus the peak of the worker process. The two
+    peaks may have occurred at different times, so the sum is an upper bound.
 
     Args:
         device: The device.
-        worker: Process id of a worker process whose memory counts too. None if there is none.
+        worker: Process id of a worker process whose memory is added. None if there is no worker
+            process.
     """
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
@@ -76,7 +78,11 @@ def peak_bytes(device: torch.device, worker: int | None = None) -> int:
 
 
 def _high_water_mark(status: Path) -> int | None:
-    """Return the peak resident set in bytes; None if the system does not report it."""
+    """Return the peak resident set size in bytes. Return None if the system does not report it.
+
+    Args:
+        status: The file `/proc/<id>/status` of a process.
+    """
     try:
         lines = status.read_text().splitlines()
     except OSError:
@@ -86,7 +92,7 @@ def _high_water_mark(status: Path) -> int | None:
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Counter of the memory of tensors that are created in its `with` block.
+    """Counter of the memory of the tensors that code in the `with` block creates.
 
     Unlike the memory of the process, the result is exact and reproducible.
 
@@ -101,7 +107,7 @@ class MemoryTracker(TorchDispatchMode):
         self._sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Execute a PyTorch operation and count the memory of its results."""
+        """Execute a PyTorch operation, and count the memory of the tensors that it creates."""
         out = func(*args, **(kwargs or {}))
         for each in tree_leaves(out):
             if isinstance(each, torch.Tensor):

@@ -4,12 +4,12 @@ A memory model predicts the peak memory of a run before it starts. It is the mod
 (Yildirim, Chen, 2025, arXiv:2506.01986), applied to this engine. The prediction is the sum of
 
 - the weights of target and draft model,
-- the preallocated keys and values of all sequences in a batch,
+- the preallocated KV caches of all sequences in a batch,
 - the activations of the largest forward, and
 - the logits and distributions of the draft tokens.
 
-The size of keys and values is exact: the methods allocate their states, but with decoders that
-compute nothing.
+The size of keys and values is exact. To find it, each method allocates its states in decoders that
+have no weights and compute nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class MemoryModel:
     """Predictor of the memory of a run for different batch sizes and draft lengths.
 
     Attributes:
-        configured_drafts: Maximum number of draft tokens per step in the configuration, by method.
+        configured_drafts: Maximum number of draft tokens per step that the configuration sets, by
+            method.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -69,11 +70,11 @@ class MemoryModel:
         }
 
     def compute_footprint(self, batch: int, max_draft: int) -> Footprint:
-        """Return the predicted memory.
+        """Return the predicted peak memory of the run.
 
         Args:
             batch: Number of sequences in a step.
-            max_draft: Maximum number of draft tokens per step, for all methods.
+            max_draft: Maximum number of draft tokens per step. It applies to all methods.
         """
         plan = self._plan
         methods = [
@@ -91,7 +92,7 @@ class MemoryModel:
 
         Args:
             batch: Number of sequences in a step.
-            max_draft: Maximum number of draft tokens per step, for all methods.
+            max_draft: Maximum number of draft tokens per step. It applies to all methods.
         """
         return batch * sum(
             expected_tokens(
@@ -103,7 +104,7 @@ class MemoryModel:
         )
 
     def limit_methods(self, max_draft: int) -> list[dict[str, Any]]:
-        """Return the methods of the configuration, limited to `max_draft` draft tokens per step."""
+        """Return the configured methods, each limited to `max_draft` draft tokens per step."""
         rows = []
         for row, method_run in zip(self._plan.config.methods, self._plan.method_runs, strict=True):
             key = _draft_param(method_run.method)
@@ -117,11 +118,12 @@ def fit_to_budget(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
     """Return a configuration that fits into its memory budget, and the manifest entry about it.
 
     The configured batch size, draft lengths and tree sizes are upper limits. Among all settings
-    that fit, choose the one with the most expected tokens per step. If two are equal, choose the
-    larger batch. Without a memory budget, the configuration is not changed.
+    that fit, choose the setting with the most expected tokens per step. If two settings are equal,
+    choose the larger batch. Without a memory budget, the configuration is not changed.
 
     Raises:
-        UsageError: no setting fits, or the memory of a method cannot be predicted.
+        UsageError: no setting fits into the budget, or the memory of a method cannot be
+            predicted.
     """
     if config.memory_budget is None:
         return config, None
@@ -164,7 +166,7 @@ def fit_to_budget(config: RunConfig) -> tuple[RunConfig, dict[str, Any] | None]:
 
 
 def format_footprint(found: Footprint) -> str:
-    """Return a predicted memory with its parts as text, in MB."""
+    """Return a predicted memory footprint as text in MB, with its parts."""
     parts = ", ".join(f"{name} {_mb(size)}" for name, size in asdict(found).items() if size)
     return f"{_mb(found.total)} ({parts})"
 
@@ -193,9 +195,9 @@ def _mb(size: int) -> str:
 
 
 def _fitting_settings(model: MemoryModel, max_batch: int, limit: int) -> Iterator[tuple[int, int]]:
-    """Yield (batch size, draft length) for each batch size that fits, largest first.
+    """Yield (batch size, draft length) for each batch size that fits, largest batch first.
 
-    The draft length is the largest one that fits with this batch size.
+    The draft length is the largest draft length that fits together with this batch size.
     """
     longest = max(1, *model.configured_drafts.values())
     for batch in range(max_batch, 0, -1):
@@ -209,7 +211,10 @@ def _fitting_settings(model: MemoryModel, max_batch: int, limit: int) -> Iterato
 
 
 def _draft_param(method: Method) -> str | None:
-    """Return the name of the parameter that limits a method's draft; None if it has none."""
+    """Return the name of the parameter that limits the draft of a method.
+
+    None if there is no such parameter.
+    """
     params = method.params
     if isinstance(params, LengthParams):
         return "length" if isinstance(params.length, int) else "max"
@@ -218,10 +223,10 @@ def _draft_param(method: Method) -> str | None:
 
 
 def _draft_size(method_run: MethodRun) -> int:
-    """Return the maximum number of draft tokens per step.
+    """Return the maximum number of draft tokens per step of a method.
 
     Raises:
-        MethodFault: the method chooses the number when the run starts.
+        MethodFault: the method chooses its number of draft tokens when the run starts.
     """
     key = _draft_param(method_run.method)
     most = 0 if key is None else getattr(method_run.method.params, key)
@@ -240,9 +245,10 @@ def _limit_draft(method_run: MethodRun, max_draft: int) -> Method:
 
 
 def _prompt_lengths(plan: Plan, budget: int) -> Iterator[int]:
-    """Yield the maximum prompt length of each question.
+    """Yield the maximum prompt length of each question, in tokens.
 
-    The prompt of the last turn contains all turns, and answers of at most `budget` tokens.
+    The longest prompt of a question is that of its last turn. It contains all turns, and an answer
+    of at most `budget` tokens to each earlier turn.
     """
     tokenizer, label = load_tokenizer(plan.target), plan.target.label
     for question in plan.questions:
@@ -261,12 +267,16 @@ def _prompt_lengths(plan: Plan, budget: int) -> Iterator[int]:
 
 
 def _context_messages(question: Question) -> list[Sequence[Message]]:
-    """Return the messages that precede each turn: those before the question, or none."""
+    """Return the messages that precede each turn of a question.
+
+    Before the first turn these are the messages of the question's context. Later turns have
+    none.
+    """
     return [question.before, *([()] * (len(question.turns) - 1))]
 
 
 def _batch_prompt_lengths(plan: Plan, batch: int, prompts: Sequence[int]) -> list[list[int]]:
-    """Return the prompt lengths of each batch, for each turn of its questions.
+    """Return the prompt lengths of each batch. Each turn of the questions gives one batch.
 
     Args:
         plan: Plan of the run.
@@ -295,12 +305,12 @@ class ModelSizes:
     """Memory of a model in bytes.
 
     weights: All weights, including copies.
-    row: Keys and values of one token.
+    row: Keys and values of one token in the KV cache.
     scratch: Preallocated buffers of a forward, per token (`plan.Scratch`).
-    temporaries: Other tensors of a layer, per token: hidden states before and after the layer, and
-        intermediate results of the MLP if they cannot be written into a buffer.
+    temporaries: Other tensors of a layer, per token. These are the hidden states before and after
+        the layer. Results of the MLP are added if they cannot be written into a buffer.
     logits: Logits of one position.
-    vocab: Size of the vocabulary (a number, not bytes).
+    vocab: Number of tokens in the vocabulary. This is not a size in bytes.
     """
 
     weights: int
@@ -315,7 +325,7 @@ class ModelSizes:
         """Read the sizes of a checkpoint from its config and the shapes of its tensors.
 
         Raises:
-            MethodFault: the checkpoint does not run in our own decoder.
+            MethodFault: specbench's own decoder does not support the checkpoint.
         """
         config = read_config(folder)
         if not fits(config):
@@ -354,7 +364,7 @@ class Footprint:
 
     weights: Weights of the target.
     draft: Weights of the draft model.
-    rows: Keys and values of both models.
+    rows: KV caches of the target and the draft model.
     activations: Activations of the largest forward.
     candidates: Logits, distributions and random noise of the draft tokens.
     """
@@ -367,7 +377,7 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """Sum of all parts."""
+        """Sum of all parts of the footprint."""
         return sum(asdict(self).values())
 
 
@@ -385,16 +395,16 @@ def compute_footprint(
     The process keeps the states of all methods.
 
     Args:
-        methods: (method, maximum number of draft tokens per step).
-        sizes: Sizes of the models "target" and "draft". The latter may be missing.
-        groups: Prompt lengths of each batch of prompts, in their order.
+        methods: Pairs of a method and its maximum number of draft tokens per step.
+        sizes: Sizes of the models "target" and "draft". The size of "draft" may be missing.
+        groups: Batches of prompts in the order of decoding. Each batch is a list of prompt lengths.
         budget: Maximum number of new tokens of a prompt.
         batch: Maximum number of sequences in a step.
         chunk: Maximum number of prompt tokens that a step also prefills.
         rule: Sampling rule of the run.
 
     Raises:
-        MethodFault: a method has heads or models other than a draft model, whose memory cannot be
+        MethodFault: a method uses heads, or models other than a draft model. Their memory cannot be
             predicted.
     """
     prompts = max(groups, key=len)
@@ -421,13 +431,14 @@ def compute_footprint(
     target = sizes["target"]
     most = max(nodes for _, nodes in methods)
     step = batch * (most + 1)
-    # Adjacent prompts may be prefilled together: at the start, or when several sequences end in
-    # the same step.
+    # One forward may prefill several adjacent prompts. This happens at the start of a batch, and
+    # when several sequences end in the same step.
     slots = max(method.max_sequences(batch) for method, _ in methods)
     joining = max(
         (group[first : first + slots] for group in groups for first in range(len(group))), key=sum
     )
-    # The engine keeps the buffers of short forwards: those of prompts, and of one or two steps.
+    # The engine keeps the buffers of short forwards. These are prefills of short prompts, and the
+    # verification forwards of one or two steps.
     short = sorted({n for group in groups for n in group if n <= MAX_FEW})[-MAX_SCRATCH:]
     buffers = (sum(short) + 2 * step) * target.scratch
     distributions = noise = 0
@@ -443,7 +454,8 @@ def compute_footprint(
         sum(joining) * target.temporaries + long * target.scratch,
         len(joining) * target.logits,
     )
-    # The logits of a step exist until those of the next step are computed: so there are two.
+    # Count the logits twice, because a step's logits are freed only after the next step has
+    # computed its logits.
     prefilled = min(chunk, longest) if max(map(len, groups)) > slots else 0
     verify = (step + prefilled) * target.temporaries, 2 * step * target.logits
     decide = 0, verify[1] + distributions
@@ -460,9 +472,9 @@ def compute_footprint(
 def expected_tokens(chance: float, nodes: int, *, tree: bool) -> float:
     """Return the expected number of tokens that a step generates.
 
-    The target always adds one token. A draft token (a node) adds the probability that it and all
-    its ancestors are accepted. The best child of a node is accepted with probability `chance`. If
-    it is rejected, the next child is accepted with the same probability, and so on.
+    The target always adds one token. A draft token (a node) adds the probability that the node and
+    all its ancestors are accepted. The best child of a node is accepted with probability `chance`.
+    If this child is rejected, the next child is accepted with the same probability, and so on.
 
     Args:
         chance: Acceptance rate of a draft token.

@@ -1,4 +1,4 @@
-"""Helpers for calls of a method's code: its workers, its time limit and its errors."""
+"""Helpers that call a method's code: they manage its workers, its time limit and its errors."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def run_workers(session: Session, transport: Transport, parallel: bool) -> Itera
 def enforce_time_limit(seconds: float | None) -> Iterator[None]:
     """Interrupt the `with` block after some seconds.
 
-    This works only in the main thread, and only on systems with interval timers. None sets no
-    limit.
+    If `seconds` is None, there is no limit. The limit works only in the main thread, and only on
+    systems with interval timers.
 
     Raises:
-        MethodFault: the time is over.
+        MethodFault: the `with` block took longer than the limit.
     """
     message = f"not finished after {seconds or 0:g} s (--timeout-per-prompt)"
     with limit_time(seconds, message, MethodFault):
@@ -53,7 +53,7 @@ def describe_failure(failure: BaseException) -> str:
     """Return an exception's message, location and hint on one line, without paths.
 
     Raises:
-        KeyboardInterrupt: the exception is one, which means that the user stops the run.
+        KeyboardInterrupt: the exception is a KeyboardInterrupt, because the user stops the run.
     """
     if isinstance(failure, KeyboardInterrupt):
         raise failure

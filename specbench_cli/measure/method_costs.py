@@ -1,6 +1,6 @@
-"""Provision of the costs of forwards, for methods that choose draft sizes and for predictions.
+"""Costs of forwards for methods that choose draft sizes, and for predictions of speedups.
 
-A probe (`measure.probe`) measures the costs, before a run or between its prompts. A run uses the
+A probe (`measure.probe`) measures the costs before a run, or between its prompts. A run uses the
 same costs until it ends.
 """
 
@@ -57,15 +57,15 @@ MAX_PROMPTS = 24
 
 
 def provide_costs(plan: Plan, bench: Bench, run_dir: RunDir) -> None:
-    """Provide the costs of forwards to the methods of a run, if a method uses them.
+    """Provide the costs of forwards to the methods of a run. Do nothing if no method uses them.
 
     The costs come from the first of these sources:
 
     1. The manifest, if the run is resumed.
     2. The user's cache, if a probe measured the same machine, models, setup and software without
-       noise. This is not enough for a method that adapts to the number of sequences.
-    3. A quick probe now. For a method that adapts to the number of sequences, it also times whole
-       steps of several sequences.
+       noise. The cache is not used if a method adapts to the number of sequences in a batch.
+    3. A quick probe now. If a method adapts to the number of sequences in a batch, the probe also
+       times whole steps of several sequences.
     """
     if not any(method_run.method.uses_costs for method_run in plan.method_runs):
         return
@@ -87,9 +87,9 @@ def provide_costs(plan: Plan, bench: Bench, run_dir: RunDir) -> None:
 
 
 def _load_cached(plan: Plan, bench: Bench, machine: Mapping[str, Any]) -> StepCosts | None:
-    """Return the costs of a cached probe with the same machine, models, setup and software.
+    """Return the cached costs of a probe with the same machine, models, setup and software.
 
-    None if there is no such probe, or if it was noisy.
+    None if there is no such probe, or if its measurements were noisy.
     """
     facts = bench.model_entries() | bench.drafting_head_facts()
     models = {name: each["sha256"] for name, each in facts.items()}
@@ -102,9 +102,9 @@ def _load_cached(plan: Plan, bench: Bench, machine: Mapping[str, Any]) -> StepCo
 
 
 def create_session_decodings(method_run: MethodRun) -> dict[str, SessionDecoding]:
-    """Return functions that decode a prompt with a method in a probe: name -> function.
+    """Return functions that decode a prompt with a method, for a probe: name -> function.
 
-    The name contains the method's label and parameters.
+    The name of a function contains the method's label and parameters.
     """
     return {
         " ".join((method_run.label, *format_params(params))): registry.build(
@@ -115,7 +115,10 @@ def create_session_decodings(method_run: MethodRun) -> dict[str, SessionDecoding
 
 
 def probed_batch_sizes(most: int | None) -> tuple[int, ...]:
-    """Return the batch sizes to probe: 1, 2, 4 and so on, and `most`. None returns no sizes."""
+    """Return the batch sizes to probe: 1, 2, 4 and so on up to `most`, and `most` itself.
+
+    If `most` is None, return no batch sizes.
+    """
     if most is None:
         return ()
     doubled = (1 << power for power in range(most.bit_length()))
@@ -123,10 +126,10 @@ def probed_batch_sizes(most: int | None) -> tuple[int, ...]:
 
 
 def create_batch_decodings(drafted: bool) -> dict[str, BatchDecoding]:
-    """Return functions that decode a batch in a probe: name -> function.
+    """Return functions that decode a batch, for a probe: name -> function.
 
     Args:
-        drafted: True if there is a draft model.
+        drafted: True if the run has a draft model.
     """
     return {
         " ".join((name, *format_params(params))): registry.build(name, params).generate_batch
@@ -137,7 +140,7 @@ def create_batch_decodings(drafted: bool) -> dict[str, BatchDecoding]:
 
 
 def make_costs(found: ProbeResult, bench: Bench, plan: Plan, machine: dict[str, Any]) -> Costs:
-    """Return the result of a probe as `Costs`, with the machine, the models and the setup.
+    """Return the result of a probe as `Costs`, with facts about machine, models and setup.
 
     Args:
         machine: Fingerprint of the machine.
@@ -154,7 +157,10 @@ def make_costs(found: ProbeResult, bench: Bench, plan: Plan, machine: dict[str, 
 
 
 def probed_models(bench: Bench) -> dict[str, dict[str, Any]]:
-    """Return facts that identify each probed model and head, by role or kind."""
+    """Return facts that identify each probed model and draft head.
+
+    The keys are the roles of models and the kinds of heads.
+    """
     kept = ("label", "sha256", "family", "parameters", "n_layers", "engine", "revision")
     return {
         role: {name: facts[name] for name in kept if name in facts}
@@ -165,16 +171,17 @@ def probed_models(bench: Bench) -> dict[str, dict[str, Any]]:
 class InterleavedProbe:
     """Probe that measures its rounds between the prompts of a repeat.
 
-    So the costs are measured under the same conditions as the prompts. The rounds are spread evenly
-    over the repeat.
+    In this way, the costs are measured under the same conditions as the prompts. The rounds are
+    spread evenly over the repeat.
 
     Args:
         plan, bench: The plan of the run, and its loaded models.
         rounds: Number of rounds.
-        isolated: Labels of methods in plug-in processes. The probe does not decode with them.
+        isolated: Labels of methods that run in plug-in processes. The probe does not decode with
+            these methods.
 
     Attributes:
-        done: Number of rounds that are measured.
+        done: Number of rounds that are already measured.
 
     Raises:
         UsageError: the models cannot be probed.
@@ -211,20 +218,23 @@ class InterleavedProbe:
         self.done = 0
 
     def rounds_due(self, share: float) -> int:
-        """Return the number of rounds to measure now.
+        """Return the number of probe rounds to measure now.
 
         Args:
-            share: Share of the prompts that are measured, from 0 to 1.
+            share: Share of the repeat's prompts that are already measured, from 0 to 1.
         """
         return max(0, int(self.rounds * share + 1e-9) - self.done)
 
     def measure_round(self) -> None:
-        """Measure one round."""
+        """Measure one round of the probe."""
         self._probe.measure_round()
         self.done += 1
 
     def costs(self) -> Costs | None:
-        """Return the measured costs; None if there are no rounds, or if too many were noisy."""
+        """Return the measured costs.
+
+        Return None if no round was measured, or too many rounds were noisy.
+        """
         found = self._probe.result() if self.done else None
         if found is None or found.too_noisy:
             return None

@@ -21,21 +21,23 @@ def split_time(
 ) -> Ns:
     """Divide the time of a decoding into phases.
 
-    A forward of a batch may verify drafts and prefill prompts at once. Its time is divided by the
-    number of tokens.
+    A forward of a batch may verify drafts and prefill prompts together. Its time is divided in
+    proportion to the numbers of tokens.
 
     If the method runs on one worker, the phases add up to the total. Drafting before the first
-    committed token counts as `prefill`. If it has parallel workers, `draft` and `verify` may
-    overlap, and `host` is the time in which neither runs. A prefill of the draft model after the
-    first token then counts as `draft`. A draft that is unfinished at the end is cut there.
+    committed token counts as `prefill`.
+
+    If the method has parallel workers, `draft` and `verify` may overlap. Then `host` is the time in
+    which no worker computes. A prefill of the draft model after the first token counts as `draft`.
+    If a draft forward is unfinished at the end of decoding, only its time until then counts.
 
     Args:
         forwards: Forwards, with times in ns since the start of the clock.
         total: Time in ns until the end of the method.
         prefill: Time in ns until the first committed token.
-        learn: Learning delay in ns, added to the total. None if the method does not learn.
-        decode_start: Time in ns at which decoding starts. Default: `prefill`. It is 0 for a batch,
-            in which prompts join one by one.
+        learn: Learning delay in ns, which is added to the total. None if the method does not learn.
+        decode_start: Time in ns at which decoding starts. Default: `prefill`. For a batch it is 0,
+            because prompts join one by one.
     """
     decode_start = prefill if decode_start is None else decode_start
     prefill += (prompt_time := _prompt_time(forwards))
@@ -54,7 +56,11 @@ def split_time(
 
 
 def _prompt_time(forwards: Sequence[Forward]) -> int:
-    """Return the time in ns that forwards of a batch spent on prompts while they also verified."""
+    """Return the time in ns that the forwards of a batch spent on prompts.
+
+    Only forwards that also verified drafts are counted. The time of such a forward is divided in
+    proportion to the numbers of tokens.
+    """
     return sum(
         (f.t1_ns - f.t0_ns)
         * sum(n for place, n in f.rows.items() if place in f.prompt_places)
@@ -65,7 +71,10 @@ def _prompt_time(forwards: Sequence[Forward]) -> int:
 
 
 def union_length(spans: Iterable[Interval]) -> int:
-    """Return the length that intervals cover. One that ends before its start is empty."""
+    """Return the total length that intervals cover. Overlaps count once.
+
+    An interval that ends before its start counts as empty.
+    """
     length, end = 0, 0
     for t0, t1 in sorted(span for span in spans if span[0] < span[1]):
         length += max(0, t1 - max(t0, end))

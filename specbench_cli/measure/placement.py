@@ -1,7 +1,8 @@
 """Placement of the target and a parallel drafter on devices or CPU cores.
 
-Parallel methods run the draft model in a worker while the target verifies. A transport connects the
-two: threads on one GPU, otherwise processes.
+Parallel methods run the draft model in a worker, the drafter, while the target verifies. A
+transport connects target and drafter. On one GPU, they are two threads. Otherwise they are two
+processes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Placement:
 
     device: Device of the drafter.
     transport: Connection between target and drafter.
-    device_names: Devices of "target" and "draft", in the form of the option --devices.
+    device_names: Devices of "target" and "draft", as text for the option --devices.
     separate_draft: True if the drafter loads a second copy of the draft model.
     """
 
@@ -51,12 +52,13 @@ def check_placement(plan: Plan) -> None:
 
 
 def check_threads(threads: int | None) -> None:
-    """Raise EnvironmentFault if there are more threads than CPUs.
+    """Raise EnvironmentFault if the number of threads is larger than the number of CPUs.
 
-    Such threads would wait for each other. OpenMP even ends the program if it cannot start them.
+    Too many threads would wait for each other. OpenMP even ends the program if it cannot start
+    them.
 
     Args:
-        threads: Number of threads. None is the default of torch.
+        threads: Number of torch threads. None uses the default of torch.
     """
     n_cpus = os.cpu_count() or 1
     if threads is not None and threads > n_cpus:
@@ -69,8 +71,8 @@ def check_threads(threads: int | None) -> None:
 def make_placement(plan: Plan, home: torch.device) -> Placement:
     """Return the placement of target and drafter.
 
-    The option --devices determines it. By default, target and drafter each get half of the CPU
-    cores. On a GPU, they share it with two CUDA streams.
+    The option --devices determines the placement. By default, target and drafter each get half of
+    the CPU cores. If the target is on a GPU, they share this GPU with two CUDA streams.
 
     Args:
         plan: Plan of the run.
@@ -78,7 +80,8 @@ def make_placement(plan: Plan, home: torch.device) -> Placement:
 
     Raises:
         EnvironmentFault: a CPU core or GPU does not exist.
-        UsageError: the environment variable of the timeout is not a positive number.
+        UsageError: the environment variable that sets the timeout of workers is not a positive
+            number.
     """
     devices = plan.config.devices
     if home.type == "cpu":
@@ -97,10 +100,10 @@ def make_placement(plan: Plan, home: torch.device) -> Placement:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the torch device with a name. "auto" is the first GPU, or else the CPU.
+    """Return the torch device with a name. The name "auto" means the first GPU, or else the CPU.
 
     Raises:
-        EnvironmentFault: there is no such GPU.
+        EnvironmentFault: this machine does not have the named GPU.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

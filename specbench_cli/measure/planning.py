@@ -1,6 +1,7 @@
-"""Planning of a run: check plug-ins, choose methods and settings that can run here, plan tuning.
+"""Planning of a run: check plug-ins, choose methods and settings that work here, plan tuning.
 
-This imports torch, which takes a second, only for plug-ins and for a memory budget.
+Importing torch takes a second. So this module imports torch only for plug-ins and memory
+budgets.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ class PreparedRun:
 def prepare_run(config: RunConfig, *, fetch: bool) -> PreparedRun:
     """Plan a new run.
 
-    Add the controls that lossy methods are compared with, and leave out methods that cannot run on
-    this machine.
+    Add controls, which are methods to compare lossy methods with. Leave out methods that cannot run
+    on this machine.
 
     Args:
         config: Configuration of the run.
-        fetch: True downloads heads that are not on this machine.
+        fetch: True downloads draft heads that are not on this machine.
     """
     _check_plugins(config)
     config, left_out = drop_unavailable(config, fetch=fetch)
@@ -54,9 +55,9 @@ def prepare_run(config: RunConfig, *, fetch: bool) -> PreparedRun:
 
 
 def plan_dry_run(config: RunConfig) -> tuple[Plan, dict[str, Any]]:
-    """Return the plan of a run that will not be started (`--dry-run`), and facts to display.
+    """Return the plan for `--dry-run`, which displays a run and does not start it.
 
-    Nothing is downloaded.
+    Also return facts to display. Nothing is downloaded.
     """
     prepared = prepare_run(config, fetch=False)
     facts = plan_facts(prepared.plan, prepared.tuning)
@@ -68,14 +69,17 @@ def plan_dry_run(config: RunConfig) -> tuple[Plan, dict[str, Any]]:
 
 
 def plan_run(config: RunConfig) -> tuple[Plan, Tuning | None]:
-    """Return the plan of a run, and the plan of its tuning. The latter is None without --tune."""
+    """Return the plan of a run, and the plan of its tuning.
+
+    The tuning plan is None without --tune.
+    """
     _check_plugins(config)
     plan = make_plan(config)
     return (plan, None) if config.tune is None else tune.prepare(plan)
 
 
 def _check_plugins(config: RunConfig) -> None:
-    """Import plug-ins in their own processes first, to check them before this process does."""
+    """Import plug-ins in plug-in processes, to check them before the main process imports them."""
     if config.plugins or any(row.name not in registry.built_in_methods() for row in config.methods):
         from specbench_cli.measure.isolation.plugin_process import check_plugins
 

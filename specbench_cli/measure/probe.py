@@ -1,17 +1,17 @@
-"""The cost probe: it measures forwards, and the host work between them, on this machine.
+"""Cost probe: measures the times of forwards, and of the host work between them, on this machine.
 
 Forwards: a round (`probe_rounds`) times every forward once. The result is the mean over all rounds
-that other programs did not disturb, without outliers. A median would be too small: some times are
-much longer than others, and a run contains the long ones too.
+that other programs did not disturb, without outliers. The mean is used because some times are much
+longer than others. A run contains these long times too, and a median would ignore them.
 
 Host work: real prompts are decoded with several methods. The decode time without the forwards,
-divided by the number of steps, is the host time of a step. It is fitted by non-negative least
-squares to a + b (draft forwards) + c (drafted tokens). Chains, trees and heads are fitted
+divided by the number of steps, is the host time of a step. It is modelled as a + b (draft forwards)
++ c (drafted tokens). Non-negative least squares fits a, b and c. Chains, trees and heads are fitted
 separately. Decoding is greedy, so the cost of sampling is not included.
 
 Batches: a forward over several sequences takes longer than a forward over one sequence with as many
-tokens. The difference is fitted by least squares to the number of sequences. Host times are fitted
-as above, with the number of sequences as another variable.
+tokens. A fit by least squares predicts this difference from the number of sequences. Host times of
+batches are fitted like other host times, with the number of sequences as another variable.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ MAX_NOISY_SHARE = 0.1
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Costs that a probe measured, without the facts about machine and models.
+    """Costs that a probe measured, without facts about machine and models.
 
-    The attributes are those of `Costs` with the same names.
+    The attributes have the same names and meanings as those of `Costs`.
     """
 
     curves: dict[str, CostCurve]
@@ -92,56 +92,57 @@ class ProbeResult:
 
     @property
     def too_noisy(self) -> bool:
-        """True if too many rounds were noisy, so that the costs are not stored."""
+        """True if too many rounds were noisy, so that the costs must not be stored."""
         return self.quietness.void > MAX_NOISY_SHARE * self.quietness.rounds
 
 
 class QuietSamples(NamedTuple):
-    """Times of all rounds that other programs did not disturb, and facts about the disturbance."""
+    """Times of all rounds that other programs did not disturb, and facts about this noise."""
 
     samples: ProbeSamples
     quietness: ProbeNoise
 
 
 class PromptChain:
-    """Drafter that costs nothing, because it proposes the first tokens of the prompt.
+    """Drafter that drafts without computing: it proposes the first tokens of the prompt.
 
     Args:
-        length: Length of the draft.
+        length: Number of draft tokens.
     """
 
     def __init__(self, length: int) -> None:
         self._length = length
 
     def start(self, session: Session) -> None:
-        """Prepare nothing."""
+        """Do nothing, because this drafter needs no preparation."""
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Return the first tokens of the prompt as a chain of draft tokens."""
         return session.chain(session.tokens()[: min(self._length, limit)])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Learn nothing."""
+        """Do nothing, because this drafter does not learn."""
 
 
 class ProbeSeries:
-    """Series of probe rounds. Creating it runs a warm-up round, which is not used.
+    """Series of probe rounds. Creating this object runs a warm-up round, whose times are discarded.
 
     Args:
         workspace: Decoders, heads and states.
-        windows: Measurement windows, which detect noise. Noisy rounds are not used.
+        windows: Measurement windows, which detect disturbances by other programs. Disturbed rounds
+            are not used.
         session_decodings: Functions that decode a prompt to measure host times, by name.
         grid: Forwards and batch sizes to measure.
-        seed: Seed of the order of measurements.
+        seed: Random seed for the order of measurements.
         prompts: Token ids of the prompts to decode. Default: one random prompt.
         batch_decodings: Functions that decode a batch of prompts, by name.
-        sampling: Sampling settings of whole steps (`ProbeGrid.steps`).
+        sampling: Sampling settings for the timing of whole steps (`ProbeGrid.steps`).
 
     Attributes:
         warm_up_s: Duration of the warm-up round in seconds.
 
     Raises:
-        UsageError: a model does not support trees.
+        UsageError: a model does not support draft trees.
     """
 
     def __init__(
@@ -184,17 +185,18 @@ class ProbeSeries:
         )
         self._rounds: list[ProbeRound] = []
         began = time.monotonic()
-        # Warm up, so that lazy initialization, cold caches and clock rates do not affect the times.
+        # Run a warm-up round, so that lazy initialization, cold caches and low clock rates do not
+        # affect the measured times.
         self._round(seed=seed).measure()
         self.warm_up_s = time.monotonic() - began
 
     def measure_round(self) -> None:
-        """Measure one more round."""
+        """Measure one more round of the probe."""
         self._rounds.append(self._round(seed=self._seed + len(self._rounds) + 1))
         self._windows.run(self._rounds[-1])
 
     def quiet_samples(self) -> QuietSamples | None:
-        """Return the times of all quiet rounds so far; None if all rounds were noisy."""
+        """Return the times of all quiet rounds so far. Return None if all rounds were noisy."""
         self._windows.close()
         quiet = [each for each in self._rounds if not each.noisy]
         if not quiet:
@@ -215,23 +217,26 @@ class ProbeSeries:
 
 
 class Probe:
-    """Probe that measures the costs of all models and heads of a workspace.
+    """Probe that measures the costs of all models and heads in a workspace.
 
-    The model "target" verifies, and all others draft.
+    The model "target" verifies. All other models and heads draft.
 
     Args:
         workspace: Decoders, heads and states.
-        windows: Measurement windows, which detect noise. Noisy rounds are not used.
-        session_decodings: Functions that decode a prompt with a method, by its name and parameters.
+        windows: Measurement windows, which detect disturbances by other programs. Disturbed rounds
+            are not used.
+        session_decodings: Functions that decode a prompt with a method. The keys are names of
+            methods with parameters.
         positions: Maximum number of positions that all models support.
         prompts: Token ids of the prompts to decode. Default: one random prompt.
         grid: Forwards to measure.
         batches: Batch sizes to measure. Empty measures single sequences only.
         batch_decodings: Functions that decode a batch of prompts, by name.
-        seed: Seed of the order of measurements.
+        seed: Random seed for the order of measurements.
 
     Raises:
-        UsageError: the context of the models is too short, or a model does not support trees.
+        UsageError: the context of the models is too short, or a model does not support draft
+            trees.
     """
 
     def __init__(
@@ -271,11 +276,11 @@ class Probe:
         )
 
     def measure_round(self) -> None:
-        """Measure one more round."""
+        """Measure one more round of the probe."""
         self._series.measure_round()
 
     def result(self) -> ProbeResult | None:
-        """Return the costs from all rounds so far; None if all rounds were noisy."""
+        """Return the costs from all rounds so far. Return None if all rounds were noisy."""
         found = self._series.quiet_samples()
         if found is None:
             return None
@@ -291,7 +296,7 @@ class Probe:
 
 
 def build_curves(samples: ProbeSamples, workspace: Workspace) -> dict[str, CostCurve]:
-    """Return the forward times of each model and head, the target first."""
+    """Return the forward times of each model and head. The target is first."""
     return {name: _build_curve(name, samples) for name in (*workspace.decoders, *workspace.heads)}
 
 
@@ -313,10 +318,11 @@ def _build_curve(model: str, samples: ProbeSamples) -> CostCurve:
 
 
 def _fit_host_costs(samples: ProbeSamples) -> dict[str, HostCost]:
-    """Return the host costs by key.
+    """Return the host costs of the kinds of steps, by key.
 
-    The key "" holds the costs of steps without a draft and with chains from the draft model. The
-    key `TREES` holds those of the draft model's trees. Other keys are names of methods.
+    The key "" has the costs of steps without a draft, and of steps in which the draft model drafts
+    a chain. The key `TREES` has the costs of steps in which the draft model drafts a tree. The
+    other keys are names of methods.
     """
     points: dict[str, list[HostPoint]] = {}
     for name, sessions in samples.hosts.items():
@@ -343,17 +349,24 @@ def _fit_host_costs(samples: ProbeSamples) -> dict[str, HostCost]:
 
 
 def _fit_host_cost(points: Iterable[HostPoint]) -> HostCost:
-    """Fit the three coefficients of the host time to measured points."""
+    """Fit the coefficients of the host time to measured points.
+
+    The coefficients are the times per step, per draft forward and per drafted token.
+    """
     points = tuple(points)
     step, draft, node = _fit_shares(points, [(1.0, at.drafts, at.nodes) for at in points])
     return HostCost(step=step, draft=draft, node=node, points=points)
 
 
 def _scale_host_cost(base: HostCost, points: Sequence[HostPoint]) -> HostCost:
-    """Return host costs for a method with too few points for a fit.
+    """Return host costs for a method that has too few measured points for a fit.
 
     The costs per draft forward and per token are those of `base`. The cost per step is chosen to
-    match the mean of the points. If the costs of `base` already exceed the mean, they are reduced.
+    match the mean of the points. If the other costs alone exceed this mean, they are reduced.
+
+    Args:
+        base: Host costs of another method.
+        points: Measured host times of the method.
     """
     took = mean(at.ns for at in points)
     slopes = mean(base.draft * at.drafts + base.node * at.nodes for at in points)
@@ -369,13 +382,14 @@ def _scale_host_cost(base: HostCost, points: Sequence[HostPoint]) -> HostCost:
 def _fit_shares(
     points: Sequence[HostPoint | BatchPoint], loads: Sequence[tuple[float, ...]]
 ) -> list[float]:
-    """Fit a non-negative cost per unit of each kind of work.
+    """Fit the cost per unit of each kind of work, at least 0.
 
-    Relative errors are minimized, so that large batches do not dominate the fit.
+    The fit minimizes relative errors, so that large batches do not dominate it.
 
     Args:
-        points: Measured times.
-        loads: Units of each kind of work, for each point.
+        points: Measured host times.
+        loads: Units of each kind of work in a step, for each point. A unit is, for example, a draft
+            forward.
     """
     from scipy.optimize import nnls
 
@@ -389,7 +403,7 @@ def _fit_batch_cost(samples: ProbeSamples, curves: Mapping[str, CostCurve]) -> B
     """Fit the time that each sequence after the first adds to a step of a batch.
 
     Args:
-        samples: Measured times.
+        samples: Measured times of a probe.
         curves: Forward times of single sequences, by model.
     """
     added_ns: dict[str, dict[tuple[int, int], list[float]]] = {}
@@ -428,7 +442,10 @@ def _fit_batch_cost(samples: ProbeSamples, curves: Mapping[str, CostCurve]) -> B
 
 
 def _trimmed_mean(times: Sequence[float]) -> tuple[float, float]:
-    """Return the mean without outliers, and the interquartile range as a share of the median."""
+    """Return the mean of times without outliers, and their spread.
+
+    The spread is the interquartile range divided by the median.
+    """
     low, middle, high = np.percentile(times, (25, 50, 75)).tolist()
     reach = OUTLIER_RANGE * (high - low)
     return (

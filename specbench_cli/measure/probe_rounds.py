@@ -1,16 +1,17 @@
-"""A round of the cost probe: it times every kind of forward once, in random order.
+"""Rounds of the cost probe. One round times every kind of forward once, in random order.
 
-A round visits every context length, and measures target forwards of every size there. The order is
-random, so that a slow change of the machine's speed affects all measurements alike.
+A round visits every context length. At each length, it measures target forwards of every size. The
+order is random, so that a slow change of the machine's speed affects all measurements equally.
 
-Each target forward is measured as in a step of decoding. First, a draft model or head runs several
-forwards, which replace the target's weights in the CPU caches. The first one processes 1 to 3
-pending tokens. Then the target runs a forward over a chain or a tree of draft tokens. Some chains
-are timed again directly after another target forward, with the weights still in the caches.
+Each target forward is measured as in a decoding step. First, a draft model or head runs several
+forwards. These forwards remove the target's weights from the CPU caches. The first of them
+processes 1 to 3 pending tokens. Then the target runs a forward over a chain or a tree of draft
+tokens. Some chains are timed again directly after another target forward, while the weights are
+still in the caches.
 
-Models, states and clocks are those of a run. Prefills are timed when a context is filled. Host work
-is timed while methods decode real prompts. Optionally, whole steps are timed for several batch
-sizes and draft lengths.
+Models, states and clocks are those of a normal run. Prefills are timed when a context is filled.
+Host work is timed while methods decode real prompts. Optionally, whole steps are timed for several
+batch sizes and draft lengths.
 """
 
 from __future__ import annotations
@@ -57,13 +58,14 @@ class ProbeGrid:
         contexts: Context lengths.
         chains: Numbers of new tokens in a target forward over a chain.
         trees: Numbers of tokens in a target forward over a tree, including the root.
-        lone: Numbers of new tokens in a target forward directly after another one.
-        catch_up: Numbers of pending tokens in a draft model's first forward of a step.
+        lone: Numbers of new tokens in a target forward that directly follows another target
+            forward.
+        catch_up: Numbers of pending tokens in the draft model's first forward of a step.
         levels: Numbers of tokens in a draft forward over one level of a tree.
         draft_forwards: Number of draft forwards before each target forward.
-        batches: Batch sizes of decodings.
-        steps: Numbers of sequences in whole steps.
-        lengths: Draft lengths of whole steps.
+        batches: Batch sizes for which host times are measured.
+        steps: Numbers of sequences for which whole steps are timed.
+        lengths: Draft lengths for which whole steps are timed.
     """
 
     contexts: tuple[int, ...]
@@ -81,7 +83,7 @@ class ProbeGrid:
     def stride(self) -> int:
         """Number of tokens by which a context grows in a round.
 
-        Each chain adds one token, as if all draft tokens were rejected.
+        Each measured chain adds one token, as if verification rejected all draft tokens.
         """
         return len(self.chains)
 
@@ -93,7 +95,7 @@ class ProbeGrid:
 
 
 class HostSample(NamedTuple):
-    """Host time of a decoding, per step.
+    """Mean host time per step of one decoding.
 
     trees: True if the drafts are trees.
     drafts: Draft forwards per step.
@@ -110,7 +112,7 @@ class HostSample(NamedTuple):
 class SharedForward(NamedTuple):
     """Time of a forward over several sequences.
 
-    n_tokens: Number of new tokens of all sequences.
+    n_tokens: Number of new tokens, summed over all sequences.
     context: Mean context length of the sequences.
     """
 
@@ -122,10 +124,10 @@ class SharedForward(NamedTuple):
 
 
 class BatchSample(NamedTuple):
-    """Host time of a batch, per step.
+    """Mean host time per step of one batch.
 
-    drafts: Draft forwards per step, each multiplied by its number of sequences.
-    nodes: Drafted tokens per step, of all sequences.
+    drafts: Draft forwards per step. A forward over n sequences counts n times.
+    nodes: Drafted tokens per step, summed over all sequences.
     ns: Host time per step, in ns.
     """
 
@@ -135,11 +137,11 @@ class BatchSample(NamedTuple):
 
 
 class ForwardPoint(NamedTuple):
-    """Kind of a forward: model, context length and size. Context 0 is a prefill.
+    """Kind of a forward: the model, the context length and the size. A prefill has context 0.
 
     n_tokens: Number of new tokens.
-    tree: True if the new tokens are a tree.
-    lone: True if the forward directly follows another one of the same model.
+    tree: True if the new tokens are a draft tree.
+    lone: True if the forward directly follows another forward of the same model.
     """
 
     model: str
@@ -151,12 +153,12 @@ class ForwardPoint(NamedTuple):
 
 @dataclass
 class ProbeSamples:
-    """Measured times in ns of one or several rounds.
+    """Measured times in ns of one or several rounds of a probe.
 
-    forwards: Times of forwards, by kind.
-    hosts: Host times of decodings, by name.
+    forwards: Times of forwards, by kind of forward.
+    hosts: Host times of decodings, by name of the decoding.
     shared: Times of forwards over several sequences.
-    batches: Host times of batches, by name and batch size.
+    batches: Host times of batches, by name of the decoding and batch size.
     steps: Times of whole steps.
     """
 
@@ -181,12 +183,12 @@ class ProbeSamples:
 
 
 class DraftProbe:
-    """Runner of the forwards that a draft model or head executes in a step.
+    """Runner of the forwards that a draft model or head runs in a decoding step.
 
     Args:
-        model: The draft model or head. It times its forwards.
+        model: The draft model or head. It times its own forwards.
         state: State of the model.
-        ids: [1, n] token ids that it reads.
+        ids: [1, n] token ids that the model reads.
         features: [1, n, width] hidden states that a head also reads. None for a draft model.
         grid: Sizes of the forwards.
     """
@@ -201,11 +203,11 @@ class DraftProbe:
         self._parallel = isinstance(head, Head) and head.parallel
 
     def prefill(self, context: int) -> None:
-        """Process a prompt of `context` tokens."""
+        """Prefill the draft model with a prompt of `context` tokens."""
         self._model.forward(self._text(context), self._state, logits_at=None, role="prefill")
 
     def chain(self, length: int, rng: random.Random) -> None:
-        """Draft a chain after `length` tokens."""
+        """Run the forwards that draft a chain after `length` tokens."""
         out = self._begin(length, rng)
         for _ in range(0 if self._parallel else self._grid.draft_forwards - 1):
             token = cast(Tensor, out.logits)[:, -1].argmax(-1)[None]
@@ -213,7 +215,10 @@ class DraftProbe:
             out = self._model.forward(self._after(out, tokens), self._state)
 
     def tree(self, length: int, rng: random.Random) -> None:
-        """Draft a tree after `length` tokens, level by level. All levels have the same size."""
+        """Run the forwards that draft a tree after `length` tokens, one forward per level.
+
+        All levels of the tree have the same number of tokens.
+        """
         out = self._begin(length, rng)
         if self._parallel:
             return
@@ -235,7 +240,8 @@ class DraftProbe:
         if not self._parallel:
             return self._model.forward(self._text(pending), self._state)
         assert self._features is not None
-        # A head that drafts in parallel reads a mask token for each position without features.
+        # A head that drafts all tokens in one forward reads a mask token at each position without
+        # hidden states.
         ids = self._ids[:, : pending + self._grid.draft_forwards]
         x = Features(ids, self._features[:, :pending])
         return self._model.forward(x, self._state, logits_at="all")
@@ -245,7 +251,10 @@ class DraftProbe:
         return Tokens(ids) if self._features is None else Features(ids, self._features[:, :n])
 
     def _after(self, out: ModelOutput, ids: Tensor) -> Input:
-        """Return drafted tokens [1, n] as input. A head also reads its last hidden state."""
+        """Return drafted tokens, with shape [1, n], as input of the next forward.
+
+        For a head, the input also contains the head's last hidden state.
+        """
         if self._features is None:
             return Tokens(ids)
         return Features(ids, out.hidden[:, -1:].repeat(1, ids.shape[1], 1))
@@ -254,12 +263,12 @@ class DraftProbe:
 class StatelessHeadProbe:
     """Runner of the forwards of a head without a state, such as Medusa heads.
 
-    Their times do not depend on the context. They are still stored for each context and as a
-    prefill, so that the costs have the same form as those of other models.
+    The times of these forwards do not depend on the context. They are still stored for each context
+    and as a prefill. So the costs have the same form as the costs of other models.
 
     Args:
         head: The head.
-        meter: Meter that times its forwards.
+        meter: Meter that times the head's forwards.
         features: [n, width] hidden states that the head reads.
         ids: [n] token ids, which some heads read too.
         grid: Sizes of the forwards.
@@ -273,20 +282,23 @@ class StatelessHeadProbe:
         self._first = MeteredHead(head, meter, role="prefill")
 
     def prefill(self, context: int) -> None:
-        """Run a forward over one token, which counts as a prefill."""
+        """Run a forward over one token. Its time is stored as the time of a prefill."""
         self._call(self._first, 1)
 
     def chain(self, length: int, rng: random.Random) -> None:
-        """Run a forward over one token, as in every step."""
+        """Run a forward over one token, as this head does in every decoding step."""
         self._call(self._head, 1)
 
     def tree(self, length: int, rng: random.Random) -> None:
-        """Run a forward over one token, and one over several tokens."""
+        """Run a forward over one token, and a forward over several tokens."""
         self.chain(length, rng)
         self._call(self._head, rng.choice(self._grid.levels))
 
     def _call(self, head: MeteredHead, n: int) -> None:
-        """Run a forward over n tokens. A sequential head runs once for each draft position."""
+        """Run a forward of a head over n tokens.
+
+        A sequential head runs once for each draft position.
+        """
         rows = self._features[:n]
         if not isinstance(head.head, SequentialHead):
             head(rows)
@@ -296,7 +308,7 @@ class StatelessHeadProbe:
 
 
 class ProbeRound:
-    """One round of a probe, which measures everything once.
+    """One round of a probe, which measures every forward and every decoding once.
 
     Args:
         workspace: Decoders, heads and states.
@@ -305,14 +317,14 @@ class ProbeRound:
         ids: [1, n] token ids that the forwards read.
         prompts: Token ids of the prompts to decode. A round uses one of them, or several for a
             batch.
-        seed: Seed of the order, and of the choice of the prompt.
+        seed: Random seed for the order of measurements, and for the choice of the prompt.
         batch_decodings: Functions that decode a batch of prompts, by name.
-        sampling: Sampling settings of whole steps.
+        sampling: Sampling settings for the timing of whole steps.
 
     Attributes:
-        samples: Times of the last measurement.
+        samples: Times of the last call of `measure`.
         other_cpu: CPU share of other processes in this round.
-        noisy: True if this share was too high.
+        noisy: True if `other_cpu` was too high.
     """
 
     def __init__(
@@ -342,7 +354,10 @@ class ProbeRound:
         self.noisy = False
 
     def measure(self) -> None:
-        """Measure everything once. A later call replaces the earlier times."""
+        """Measure all forwards and decodings once.
+
+        A second call replaces the times of the first.
+        """
         rng = random.Random(self._seed)
         contexts, names = self._grid.contexts, list(self._session_decodings)
         self.samples = ProbeSamples()
@@ -366,7 +381,7 @@ class ProbeRound:
             gc.enable()
 
     def finish(self, other_cpu: float | None, noisy: bool) -> None:
-        """Accept the times, and store how noisy the machine was."""
+        """Accept the times of the last call of `measure`, and store how noisy the machine was."""
         self.other_cpu, self.noisy = other_cpu, noisy
 
     def _time_forwards(self, context: int, rng: random.Random) -> None:
@@ -451,10 +466,13 @@ class ProbeRound:
         )
 
     def _time_batch(self, decoding: BatchDecoding, n: int) -> BatchSample:
-        """Decode a batch of n sequences. Store its forward times and return its host time."""
+        """Decode a batch of n sequences.
+
+        Store the times of its forwards, and return its host time.
+        """
         stop = StopRule(frozenset(), NEW_TOKENS)
-        # Use prompts of different lengths, as in real batches. Attention over sequences of equal
-        # length would be faster, because it can process them together.
+        # Use prompts of different lengths, as in real batches. With equal lengths, attention could
+        # process all sequences together, which is faster.
         turned = self._prompts[self._seed % len(self._prompts) :] + self._prompts
         texts = [turned[at % len(self._prompts)] for at in range(n)]
         requests = [Request(f"probe {at}", 1, text, stop) for at, text in enumerate(texts)]
@@ -486,13 +504,18 @@ class ProbeRound:
 def _select_probes(
     drafters: Sequence[DraftProbe | StatelessHeadProbe], place: int, places: int
 ) -> Sequence[DraftProbe | StatelessHeadProbe]:
-    """Return the drafters that run before the target forward with index `place`.
+    """Return the drafters that run before a target forward.
 
-    They take turns, so that every drafter runs at least once in the `places` forwards of a context.
+    The drafters alternate, so that each of them runs at least once per context.
+
+    Args:
+        drafters: All drafters of the probe.
+        place: Index of the target forward among the forwards at this context.
+        places: Number of target forwards at this context.
     """
     return drafters[place::places] or drafters[place % len(drafters) :][:1] if drafters else ()
 
 
 def _binary_tree(nodes: int) -> tuple[int, ...]:
-    """Return the parent of each node of a binary tree in level order."""
+    """Return the index of each node's parent in a binary tree. Nodes are in level order."""
     return tuple(ROOT if node < 2 else node // 2 - 1 for node in range(nodes))

@@ -1,4 +1,4 @@
-"""The prompts of a repeat, built from questions, and the outputs that are known before decoding."""
+"""Prompts of a repeat, built from questions, and outputs that must be known before decoding."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from specbench_cli.tasks.schema import Question
 
 
 class KnownOutput(NamedTuple):
-    """Vanilla's output for a prompt, for methods and runs that need it before they decode.
+    """Vanilla's output for a prompt. Some methods and runs need it before they decode the prompt.
 
-    recording: Tokens to replay instead of the target's decisions (`--verify replay`), or None.
-    reference: Tokens that an upper bound may read (`Method.upper_bound`), or None.
+    recording: Tokens that replace the target's choices (`--verify replay`). None without replay.
+    reference: Tokens that upper-bound methods may read (`Method.upper_bound`). None without such
+        methods.
     """
 
     recording: list[int] | None
@@ -35,8 +36,8 @@ class PromptBuilder:
     Args:
         plan, bench: The plan of the run, and its loaded models.
         run_dir: Folder of the run.
-        stored_outputs: Prompts and outputs that the run already has.
-        sampling: Sampling settings.
+        stored_outputs: Prompts and outputs that are already stored in the run's folder.
+        sampling: Sampling settings of the run.
     """
 
     def __init__(
@@ -56,10 +57,10 @@ class PromptBuilder:
     def build(
         self, question: Question, turn: int, answers: Sequence[Sequence[int]]
     ) -> tuple[Prompt, PromptError | None]:
-        """Return the prompt of a turn, and the error if the target cannot decode it.
+        """Return the prompt of a turn, and the error if the target cannot decode the prompt.
 
-        A prompt that the run already has is returned unchanged. So all repeats use the prompts of
-        the first one. A prompt has no token ids if the chat template or the tokenizer failed.
+        A prompt that is already stored is returned unchanged. So all repeats use the prompts of the
+        first repeat. A prompt has no token ids if the chat template or the tokenizer failed.
 
         Args:
             question: The question.
@@ -92,7 +93,9 @@ class PromptBuilder:
         return prompt, fault
 
     def find_known_output(self, request: Request, number: int) -> KnownOutput:
-        """Return the output for a request that must be known before it is decoded.
+        """Return vanilla's output for a request, for a replay and for upper-bound methods.
+
+        If neither needs it, the result is empty.
 
         Args:
             request: The request.
@@ -105,7 +108,7 @@ class PromptBuilder:
         )
 
     def _vanilla_output(self, request: Request, number: int) -> list[int]:
-        """Return vanilla's output for a request. Decode it, without timing, if it is not stored.
+        """Return vanilla's output for a request. If it is not stored, decode it without timing.
 
         Raises:
             UsageError: the target's logits are not finite, so there is no output.

@@ -1,12 +1,14 @@
-"""Detection of noisy timings: the CPU share of other processes while outputs are timed.
+"""Detection of noisy timings, from the CPU share of other processes while outputs are timed.
 
-Outputs are timed in windows. If other processes used too much CPU during a window, its outputs are
-timed again.
+Outputs are timed in windows. If other processes used too much CPU during a window, the outputs of
+this window are timed again.
 
 The share is (busy time of all CPUs - own CPU time) / (elapsed time x number of CPUs). Busy time
-includes time that a hypervisor steals. Own CPU time is that of this process, its descendants, and
-the processes that decode for it. A window lasts at least a second, because the kernel counts CPU
-time in ticks of 10 ms, which is too coarse for shorter windows.
+includes time that a hypervisor takes from this machine. Own CPU time is the time of this process,
+its descendants, and the processes that decode for it.
+
+A window lasts at least a second. The kernel counts CPU time in ticks of 10 ms, which is too coarse
+for shorter windows.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ TIMES_VOID = "times void"
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Reading of the system's counters, in seconds.
+    """Values of the system's CPU time counters at one moment, in seconds.
 
     clock: Time of the reading.
     total: CPU time of all CPUs in any state.
@@ -53,13 +55,14 @@ class _Reading:
 class NoiseMeter:
     """Meter of the CPU share that other processes use during a window.
 
-    Call `open`, measure outputs until `is_full` returns True, then call `close`. `open` and `close`
-    take some milliseconds, so do not call them while an output is timed. A descendant counts as
-    another process if its parent has ended.
+    First call `open`. Measure outputs until `is_full` returns True. Then call `close`. `open` and
+    `close` take some milliseconds, so do not call them while an output is timed. A descendant
+    counts as another process if its parent has ended.
 
     Args:
-        helpers: Function that returns the ids of processes that are no descendants but work for
-            this process. Called when a window opens.
+        helpers: Function that returns the ids of helpers. These are processes that work for this
+            process but are not its descendants. The meter calls the function when a window
+            opens.
     """
 
     def __init__(self, helpers: Callable[[], Collection[int]] = tuple) -> None:
@@ -68,12 +71,12 @@ class NoiseMeter:
         self._pids: Collection[int] = ()
 
     def open(self) -> None:
-        """Start a window. A window that is already open is discarded."""
+        """Start a window. If a window is already open, discard it."""
         self._pids = self._helpers()
         self._start = _read(self._pids)
 
     def elapsed(self) -> float:
-        """Return the seconds since the window was opened; 0 if no window is open."""
+        """Return the seconds since the window was opened. Return 0 if no window is open."""
         return time.monotonic() - self._start.clock if self._start else 0.0
 
     def is_full(self) -> bool:
@@ -101,26 +104,28 @@ class Measurable(Protocol):
     """Interface of a measurement that can be repeated if the machine was noisy."""
 
     def measure(self) -> None:
-        """Run the work and time it. A later call replaces the earlier result."""
+        """Do the work and time it. A second call replaces the result of the first."""
 
     def finish(self, other_cpu: float | None, noisy: bool) -> None:
-        """Accept the last result; it will not be repeated.
+        """Accept the last result. After this call, `measure` is not called again.
 
         Args:
             other_cpu: CPU share of other processes during the measurement. None if unknown.
-            noisy: True if this share was too high, so that the times must not be used.
+            noisy: True if `other_cpu` was too high, so that the times must not be used.
         """
 
 
 class MeasurementWindows:
-    """Sequence of windows. All measurements of a window are accepted or repeated together.
+    """Sequence of measurement windows.
+
+    All measurements in a window are accepted or repeated together.
 
     Args:
         meter: Noise meter.
         allow_noise: True keeps the times of noisy windows.
-        before_window: Called before each window.
-        on_window: Called after each window with the CPU share of other processes, and a text for
-            the user.
+        before_window: Function that is called before each window.
+        on_window: Function that is called after each window, with the CPU share of other processes
+            and a text for the user.
     """
 
     def __init__(
@@ -138,7 +143,10 @@ class MeasurementWindows:
         self._measurables: list[Measurable] = []
 
     def run(self, measurable: Measurable) -> None:
-        """Measure in the current window, or in a new one. Close the window if it is full."""
+        """Do a measurement in the current window, or in a new one.
+
+        Close the window if it is full.
+        """
         if not self._measurables:
             if self._before_window is not None:
                 self._before_window()
@@ -154,7 +162,7 @@ class MeasurementWindows:
         return bool(self._measurables)
 
     def close(self) -> None:
-        """End the window. Repeat its measurements if it was too noisy, then finish them."""
+        """End the window. If it was too noisy, repeat its measurements. Then finish all of them."""
         if not self._measurables:
             return
         share = self._meter.close()
@@ -172,7 +180,12 @@ class MeasurementWindows:
         self._measurables = []
 
     def _report(self, share: float | None, if_noisy: str) -> None:
-        """Report the noise of a window and what follows from it."""
+        """Report the CPU share of other processes in a window.
+
+        Args:
+            share: The CPU share. None if unknown.
+            if_noisy: Text for a noisy window, which says how its measurements are treated.
+        """
         if self._on_window is None:
             return
         if share is None:
@@ -191,10 +204,11 @@ def is_noisy(share: float | None) -> bool:
 def tree_seconds(pid: int | None = None) -> float:
     """Return the CPU seconds that a process and all its descendants have used.
 
-    This includes descendants that have ended.
+    The result includes descendants that have ended.
 
     Args:
-        pid: Id of the process. None is this process. If it has ended, return 0.
+        pid: Id of the process. None means this process. If the process has ended, the result is
+            0.
     """
     seconds = 0.0
     try:

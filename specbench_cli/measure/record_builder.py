@@ -1,6 +1,7 @@
-"""Records of measurements: the outputs are judged, scored and stored.
+"""Records of measurements. This module judges and scores outputs and builds their records.
 
-It also finds the positions of vanilla's outputs where near-ties are possible (`judge.neartie`).
+It also finds the positions in vanilla's outputs where near-ties are possible (`judge.neartie`). A
+near-tie is a position where rounding errors may change the chosen token.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ DECIMALS = 3
 
 @dataclass
 class PromptMeasurements:
-    """The measurements of all methods on one prompt, which are judged and stored together.
+    """Measurements of all methods on one prompt, which are judged and stored together.
 
     reference: Vanilla's output. None if vanilla failed.
-    scores: Score of each different output, so that equal outputs are scored once.
-    likelihoods: Likelihood of each different output, for the same reason.
+    scores: Score of each distinct output. It is stored, so that equal outputs are scored once.
+    likelihoods: Likelihood of each distinct output. It is stored for the same reason.
     """
 
     question: Question
@@ -59,7 +60,7 @@ class PromptMeasurements:
 
     @property
     def finished(self) -> bool:
-        """True if all measurements are accepted, so that none will be repeated."""
+        """True if all measurements are accepted, so that none of them will be repeated."""
         return all(measurement.finished for measurement in self.measurements)
 
 
@@ -71,7 +72,8 @@ class RecordBuilder:
         plan: Plan of the run.
         sampling: Sampling settings of the run.
         tokenizer: Tokenizer of the target.
-        reference_samples: Prompt ids of the questions on which vanilla itself is always judged.
+        reference_samples: Prompt ids of the questions on which vanilla's own output is always
+            judged.
     """
 
     def __init__(
@@ -92,7 +94,8 @@ class RecordBuilder:
         """Return the record of a measurement.
 
         The record of a failed measurement has neither a verdict nor a score. A measurement also
-        fails here if the target's logits are not finite, or if its record is inconsistent.
+        fails in this method if the target's logits are not finite, or if its record is
+        inconsistent.
 
         Args:
             measurement: The measurement.
@@ -118,8 +121,8 @@ class RecordBuilder:
         self, measurement: Measurement, prompt_measurements: PromptMeasurements
     ) -> Record:
         output_likelihood = self._read_output(measurement, prompt_measurements)
-        # Sampled outputs cannot be compared with vanilla's. Store their likelihood instead, with
-        # which many outputs together can be tested (`judge.broken`).
+        # Sampled outputs cannot be compared with vanilla's output. So store the likelihood of each
+        # output. `judge.broken` tests the likelihoods of many outputs together.
         drawn = self._sampling.draws and self._config.verify != REPLAY
         record = measurement.build_record(
             self._verdict(measurement, prompt_measurements),
@@ -159,17 +162,18 @@ class RecordBuilder:
     def _judge_reference(
         self, measurement: Measurement, prompt_measurements: PromptMeasurements
     ) -> Verdict:
-        """Judge vanilla's output.
+        """Judge vanilla's own output with the transformers model.
 
-        The transformers model reads it for a sample of the prompts, for all prompts with
-        `--judge all`, and for prompts on which a lossless method generated other tokens.
+        This is done for a sample of the prompts, or for all prompts with `--judge all`. It is also
+        done for prompts on which a lossless method generated other tokens than vanilla.
         """
         rule, output = self._sampling.rule, measurement.result.output_ids
         if self._sampling.draws:
             found = self._judge.judge_sampled(measurement.request, output)
             return Verdict("reference") if found.kind == "unchecked" else found
         selected = self._config.judge == "all" or measurement.prompt.prompt_id in self._sampled
-        # The transformers model cannot reproduce outputs with an imposed acceptance rate.
+        # If the run simulates an acceptance rate, the transformers model cannot reproduce the
+        # outputs.
         selected &= self._config.acceptance is None
         differs = any(
             requires_same_tokens(other.method_run.guarantees[rule], rule)
@@ -184,7 +188,7 @@ class RecordBuilder:
     def _score(
         self, measurement: Measurement, prompt_measurements: PromptMeasurements
     ) -> float | None:
-        """Return the score of an answer; None if the task has none.
+        """Return the score of an answer. Return None if the task has no scorer.
 
         Equal answers are scored only once, because executing generated code is slow.
         """
@@ -209,7 +213,7 @@ class RecordBuilder:
     def _valid(self, measurement: Measurement) -> bool | None:
         """Return True if the text of an output matches the grammar of the run.
 
-        None without a grammar, or if the output did not end with EOS.
+        Return None if the run has no grammar, or if the output did not end with EOS.
         """
         if self._grammar is None or measurement.result.finish != "eos":
             return None
@@ -218,7 +222,7 @@ class RecordBuilder:
     def _read_output(
         self, measurement: Measurement, prompt_measurements: PromptMeasurements
     ) -> OutputLikelihood:
-        """Return the likelihood of an output. Equal outputs share one forward."""
+        """Return the likelihood of an output. Equal outputs are read only once, by one forward."""
         ids = tuple(measurement.result.output_ids)
         if ids not in prompt_measurements.likelihoods:
             prompt_measurements.likelihoods[ids] = self._judge.compute_likelihood(
@@ -228,7 +232,7 @@ class RecordBuilder:
 
 
 def _step_of(committed: Sequence[int], token: int) -> int:
-    """Return the number of the step that generated an output token. Prefill is step 0.
+    """Return the number of the step that generated an output token. The prefill is step 0.
 
     Args:
         committed: Number of tokens that each step generated.
@@ -241,8 +245,8 @@ def _step_of(committed: Sequence[int], token: int) -> int:
 def encode_tolerance_texts(plan: Plan, bench: Bench) -> Iterator[list[int]]:
     """Yield the token ids of texts on which the tolerance of near-ties is measured.
 
-    These are the questions of the run, then all others of its tasks. The order is the same in every
-    repeat.
+    The texts are the questions of the run, then all other questions of its tasks. The order is the
+    same in every repeat.
     """
     rest = (question for task in plan.tasks for question in task.questions)
     for question in (*plan.questions, *rest):
@@ -253,8 +257,8 @@ def encode_tolerance_texts(plan: Plan, bench: Bench) -> Iterator[list[int]]:
 def select_draft_samples(questions: Sequence[Question]) -> frozenset[str]:
     """Return the prompt ids of the questions whose drafts are stored in the first repeat.
 
-    Drafts are larger than the rest of a record, so only a sample is stored: the first question of
-    each family (kind of task). Readers of records can rely on this choice.
+    Drafts need more space than the rest of a record, so only a sample is stored. The sample is the
+    first question of each family (kind of task). Readers of records can rely on this choice.
     """
     first: dict[str, str] = {}
     for question in questions:
@@ -273,31 +277,34 @@ def find_near_ties(
     vanilla: Outputs,
     request: Callable[[str, int, Sequence[int], StopRule], Request],
 ) -> dict[str, Any]:
-    """Find the positions of vanilla's outputs where rounding may change the token.
+    """Find the positions in vanilla's outputs where rounding may change the token.
 
-    This needs one forward of the transformers model per output. The judge has already measured the
-    tolerance, because it has found a near-tie.
+    This needs one forward of the transformers model per output. It also needs the tolerance, which
+    the judge measured when it found the first near-tie.
 
     Args:
         judge: Judge of the run.
         prompts: Prompts of the outputs.
-        vanilla: Outputs of vanilla. Only the first repeat is used, because all are equal.
-        request: Function that creates a request; see `Bench.create_request`.
+        vanilla: Outputs of vanilla. Only outputs of the first repeat are used, because all repeats
+            have the same outputs.
+        request: Function that creates a request, see `Bench.create_request`.
 
     Returns:
         Manifest entry with these keys:
 
-        - outputs, positions: Number of outputs, and of their tokens.
+        - outputs, positions: Number of vanilla's outputs, and number of their tokens.
         - ties: Number of positions where rounding may change the token.
         - expected: Upper bound of the expected number of outputs that rounding changes.
-        - chances: (prompt id, turn, probability that rounding changes the output), if above 0.
+        - chances: Prompt id, turn, and probability that rounding changes the output. Outputs with
+          probability 0 are left out.
     """
     first: dict[tuple[str, int], Sequence[int]] = {}
     for (prompt_id, turn, _), ids in sorted(vanilla.items()):
         first.setdefault((prompt_id, turn), ids)
     ties, chances = 0, []
     for key, ids in first.items():
-        # The probabilities depend neither on stop strings nor on the budget.
+        # The stop rule of this request is a placeholder, because the probabilities of tokens do not
+        # depend on it.
         own_request = request(*key, prompts[key].ids, StopRule(frozenset(), len(ids)))
         flip_chances = judge.flip_chances(own_request, ids)
         ties += sum(chance > 0 for chance in flip_chances)

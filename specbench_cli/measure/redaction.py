@@ -1,4 +1,4 @@
-"""Removal of private paths from settings and messages. Only the last part of a path is kept."""
+"""Removal of private paths from settings and messages. Only the last part of each path is kept."""
 
 from __future__ import annotations
 

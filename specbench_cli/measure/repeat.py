@@ -1,6 +1,6 @@
 """Measurement of a repeat: all methods decode each prompt, and the outputs are judged and stored.
 
-A run measures its prompts in one or several repeats, each in a new process.
+A run measures its prompts in one or several repeats. Each repeat runs in a new process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from specbench_cli.tasks.schema import Question
 
 
 class _MeasuredPrompt(NamedTuple):
-    """A prompt that all methods decode, with its measurements.
+    """A prompt that all methods decode, with the measurements of these methods.
 
     known: Vanilla's output, if a method or a replay needs it before decoding.
     """
@@ -60,7 +60,10 @@ class _MeasuredPrompt(NamedTuple):
     measurements: list[Measurement]
 
     def key(self, method_run: MethodRun, number: int) -> RecordKey:
-        """Return the key of a method's record on this prompt in repeat `number`."""
+        """Return the key of a method's record on this prompt.
+
+        `number` is the number of the repeat.
+        """
         return self.prompt.prompt_id, self.prompt.turn, method_run.label, number
 
 
@@ -70,11 +73,11 @@ class Repeat:
     Args:
         plan, bench: The plan of the run, and its loaded models.
         run_dir: Folder of the run, in which records are stored.
-        stored_outputs: Outputs that the run already has.
+        stored_outputs: Outputs that are already stored.
         view: Display of progress and notes.
         machine_lock: Lock for runs that measure in turn. None without --in-turn.
         plugins: Methods that are decoded in plug-in processes.
-        part: Name of this part of the run in the display (`view.PromptProgress`).
+        part: Name that the display shows for this part of the run (`view.PromptProgress`).
         interleaved_probe: Probe that measures costs between the prompts, or None.
 
     Attributes:
@@ -123,7 +126,7 @@ class Repeat:
             self.judge, plan, self._sampling, bench.tokenizer, self._draft_samples
         )
         self._first_outputs: dict[str, list[Measurement]] = {}
-        # Learning delay of the next output, by method.
+        # Label of a method -> time by which learning delays the method's next output.
         self._delays: dict[str, LearningDelay] = {}
         self._plugins = plugins or PluginMethods(plan, run_dir, 1)
         self._has_no_partner = self._is_warm = self._has_judged = False
@@ -137,8 +140,8 @@ class Repeat:
         """Measure the missing outputs of a repeat.
 
         Args:
-            number: One of the numbers that `Plan.passes` returns. A repeat with several loads has
-                one number for each load.
+            number: Number from `Plan.passes`. A repeat that measures several loads (arrival rates
+                of requests) has one number for each load.
         """
         schedule = [] if self.is_over() else self._list_missing(number)
         if not schedule:
@@ -148,7 +151,7 @@ class Repeat:
         self._first_outputs.clear()
         self._view.stage(f"warming up {len(self._plan.method_runs)} methods")
         self._warm_up(schedule[0][0], number, memory)
-        # A garbage collection runs before each measurement. It would scan all objects of torch,
+        # The garbage collector runs before each measurement. It would scan all Python objects,
         # which can take longer than the measurement. So exclude all objects that exist now.
         gc.freeze()
         try:
@@ -157,9 +160,9 @@ class Repeat:
             gc.unfreeze()
 
     def _list_missing(self, number: int) -> Schedule:
-        """Return the questions with missing outputs, with their methods.
+        """Return the questions with missing outputs, with the methods that must decode them.
 
-        Return all questions if a method with missing outputs must decode from its first prompt.
+        If a method with missing outputs must decode from its first prompt, return all questions.
         """
         all_questions = list(self._plan.schedule(number))
         schedule = [
@@ -174,12 +177,12 @@ class Repeat:
         return all_questions if must_restart else schedule
 
     def _measure(self, schedule: Schedule, number: int, memory: Mapping[str, Memory]) -> None:
-        """Measure the questions in order, then decode the first one again (`check_leaks`).
+        """Measure the questions in order. Then decode the first question again (`check_leaks`).
 
         Args:
             schedule: Questions with their methods.
             number: Number of the repeat.
-            memory: What each method has learned, by label.
+            memory: Data that each method has learned from earlier prompts, by label.
         """
         size = len(schedule) if self._plan.loads else prompts_per_batch(self._plan.config.batch)
         repeated_question = schedule[0][0] if len(schedule) > size else None
@@ -211,13 +214,14 @@ class Repeat:
             self.check_leaks()
 
     def is_over(self) -> bool:
-        """Return True if all methods except vanilla were dropped or left out."""
+        """Return True if vanilla is the only method that is still measured."""
         return self._plan.is_over(self._dropped.labels)
 
     def run_questions(self, number: int, names: Collection[str]) -> None:
         """Measure some questions of a repeat as one batch, and store their records.
 
-        The workers of a cluster use this. It does not support methods that learn from prompts.
+        Cluster workers call this function. It does not support methods that learn from earlier
+        prompts.
 
         Args:
             number: Number of the repeat.
@@ -239,7 +243,7 @@ class Repeat:
         """Measure the rounds of the probe that are due now.
 
         Args:
-            share: Share of the prompts that are measured, from 0 to 1.
+            share: Share of the prompts that are already measured, from 0 to 1.
         """
         if self._interleaved_probe is None:
             return
@@ -249,7 +253,7 @@ class Repeat:
                 self._interleaved_probe.measure_round()
 
     def check_leaks(self) -> None:
-        """Decode the first prompt again, and store which methods give another result.
+        """Decode the first prompt again, and store the methods whose result differs.
 
         Such a method keeps state from other prompts. Only methods that must be reproducible are
         checked (`MethodRun.is_reproducible`).
@@ -280,11 +284,12 @@ class Repeat:
             questions: The questions.
             method_runs: The methods.
             number: Number of the repeat.
-            memory: What each method has learned, by label.
+            memory: Data that each method has learned from earlier prompts, by label.
         """
         answers: dict[str, list[list[int]]] = {question.prompt_id: [] for question in questions}
         turn = 1
-        # The prompt of a turn contains vanilla's answers. So a question ends if vanilla failed.
+        # The prompt of a turn contains vanilla's answers to earlier turns. So if vanilla failed in
+        # a turn, later turns of the question are skipped.
         while not self.is_over() and (
             live := [
                 question
@@ -306,10 +311,11 @@ class Repeat:
             turn += 1
 
     def find_near_ties(self, needed: bool | None = None) -> dict[str, Any] | None:
-        """Return where near-ties are possible; see `record_builder.find_near_ties`.
+        """Return where near-ties are possible, see `record_builder.find_near_ties`.
 
         Args:
-            needed: True if an output of the run is a near-tie. None reads this from the records.
+            needed: True if an output of the run is a near-tie. If None, the records are searched
+                for a near-tie.
 
         Returns:
             None if no output is a near-tie, or if outputs are not compared token by token.
@@ -332,7 +338,9 @@ class Repeat:
         return not self._sampling.draws and self._plan.config.verify != REPLAY
 
     def _helper_processes(self) -> set[int]:
-        """Return the ids of processes, not started by this one, that decode for its methods."""
+        """Return the ids of processes that decode for methods but are not this process's
+        children.
+        """
         return {
             pid for method_run in self._plan.method_runs for pid in method_run.method.processes()
         }
@@ -340,8 +348,8 @@ class Repeat:
     def _must_restart(self, method_run: MethodRun) -> bool:
         """Return True if a resumed method must decode again from its first prompt.
 
-        This is the case if it learns from prompts, because what it learned was lost. It is also the
-        case if requests arrive with a load, because they are decoded together.
+        This is necessary if the method learns from prompts, because the learned data was lost. It
+        is also necessary if requests arrive with a load, because they are decoded together.
         """
         return method_run.learns_from_prompts or bool(self._plan.loads)
 
@@ -358,7 +366,7 @@ class Repeat:
         Args:
             question, prompt: The question, and the prompt of one of its turns.
             fault: The error.
-            method_runs: The methods. Those that already have a record are skipped.
+            method_runs: The methods. Methods that already have a record are skipped.
             number: Number of the repeat.
         """
         group = PromptMeasurements(question, [], None)
@@ -400,10 +408,10 @@ class Repeat:
             prompts: The prompts with their questions.
             method_runs: The methods.
             number: Number of the repeat.
-            memory: What each method has learned, by label.
+            memory: Data that each method has learned from earlier prompts, by label.
 
         Returns:
-            Vanilla's output for each prompt; None if vanilla failed.
+            Vanilla's output for each prompt. None if vanilla failed on this prompt.
         """
         requests = [
             self._bench.create_prompt_request(prompt, self._plan.max_new_tokens(question))
@@ -439,9 +447,9 @@ class Repeat:
 
         Args:
             method_run: The method.
-            prompts: The prompts, which receive the measurements.
+            prompts: The prompts. The measurements are stored in these objects.
             number: Number of the repeat.
-            memory: What the method has learned.
+            memory: Data that the method has learned from earlier prompts.
         """
         done = [each.key(method_run, number) in self._stored_outputs.done for each in prompts]
         decode_all = method_run.learns_from_prompts or (
@@ -501,14 +509,20 @@ class Repeat:
     def _find_reference(
         self, prompt: Prompt, number: int, measurements: Sequence[Measurement]
     ) -> list[int] | None:
-        """Return vanilla's output for a prompt, new or stored; None if vanilla failed."""
+        """Return vanilla's output for a prompt, measured now or stored.
+
+        Return None if vanilla failed.
+        """
         for each in measurements:
             if each.method_run.label == BASELINE and each.output and each.output.error is None:
                 return each.output.output_ids
         return self._stored_outputs.vanilla.get((prompt.prompt_id, prompt.turn, number))
 
     def _store_finished(self) -> None:
-        """Judge and store the outputs of prompts whose measurements are all accepted, in order."""
+        """Judge and store the outputs of prompts whose measurements are all accepted.
+
+        Keep the order of the prompts.
+        """
         while self._pending and self._pending[0].finished:
             group = self._pending.popleft()
             for each in group.measurements:
@@ -518,8 +532,8 @@ class Repeat:
             with self._progress.time_judging():
                 records = [self._record_builder.build(each, group) for each in complete]
                 if not self._has_judged:
-                    # Judging has loaded transformers. Exclude its objects from garbage collection,
-                    # as in `run`: scanning them takes 80 ms.
+                    # Judging has imported transformers, which creates many objects. Exclude them
+                    # from garbage collection as in `run`, because scanning them takes 80 ms.
                     gc.freeze()
                     self._has_judged = True
             self._run_dir.append(records)
@@ -532,7 +546,7 @@ class Repeat:
     ) -> Measurable:
         """Return the object that measures some outputs of a method.
 
-        It decodes a single prompt or a batch, in this process or in a plug-in process.
+        The object decodes a single prompt or a batch, in this process or in a plug-in process.
         """
         config, load = self._plan.config, self._plan.load(measurements[0].pass_)
         size, chunk = config.batch, config.prefill_chunk
@@ -542,7 +556,7 @@ class Repeat:
         return make_measurable(measurements, size, chunk, arrivals)
 
     def _pass_lock_on(self) -> None:
-        """Let another run measure a window. Show a note, once, if there is no other run."""
+        """Let another run measure for one window. If there is no other run, show a note once."""
         assert self._machine_lock is not None
         self._store_finished()  # write files now, not while another run measures
         if not self._machine_lock.pass_on() and not self._has_no_partner:
@@ -551,14 +565,15 @@ class Repeat:
             self._view.note("no other run measures in turn with this one: it continues alone")
 
     def _warm_up(self, question: Question, number: int, memory: Mapping[str, Memory]) -> None:
-        """Decode a few tokens with each method, then discard what it learned.
+        """Decode a few tokens with each method. Then discard what the method learned from them.
 
-        Methods that train a copy of a model create the copy here, so that this is not timed.
+        A method that trains a copy of a model creates the copy here, so that the copying is not
+        timed.
 
         Args:
             question: The question to decode.
             number: Number of the repeat.
-            memory: What each method has learned, by label.
+            memory: Data that each method has learned from earlier prompts, by label.
         """
         fresh, dropped = Memory().save(), self._dropped
         warm = warm_up.WarmUp(self._plan, self._bench, question)

@@ -1,4 +1,4 @@
-"""A repeat in its own process: the command that starts it, its exit code, and its errors."""
+"""Processes of repeats: the command that starts a process, its exit code, and its errors."""
 
 from __future__ import annotations
 
@@ -51,14 +51,15 @@ def run_repeat(
     """Measure a repeat of a run in a new process, and wait for it.
 
     Args:
-        run_dir: Folder of the run. The process shares its lock.
+        run_dir: Folder of the run. The new process shares the lock of this folder.
         number: Number of the repeat.
         what: Name of the repeat in messages.
-        flags: Options of the process, so that it displays its progress like this one.
+        flags: Command-line options of the new process, so that it displays progress like this
+            process.
         resumable: True if the run can be resumed even if this repeat stores nothing.
 
     Raises:
-        UnfinishedRepeat: the process failed, was killed, or was interrupted.
+        UnfinishedRepeat: the new process failed, was killed, or was interrupted.
     """
     path, lock = run_dir.path, run_dir.lock
     code = run_command([*_command(path, number), *flags], () if lock is None else (lock.fd,))
@@ -83,7 +84,11 @@ def run_repeat(
 
 
 def _run_exit_code(code: int) -> ExitCode:
-    """Return the exit code of the run if a repeat ended with `code` without being finished."""
+    """Return the exit code of the run if a repeat's process ended before the repeat was finished.
+
+    Args:
+        code: Exit code of the repeat's process.
+    """
     if code == ExitCode.OK:
         return ExitCode.ENVIRONMENT
     return ExitCode(code) if code in set(ExitCode) else ExitCode.BUG
@@ -95,15 +100,15 @@ def resume_command(path: Path) -> str:
 
 
 def bind_to_parent(parent: int) -> None:
-    """End this process, which measures a repeat, as soon as the process of the run ends.
+    """End this process, which measures a repeat, as soon as the main process of the run ends.
 
-    Otherwise it could write to the run's folder, while a resumed run writes there too.
+    Otherwise this process could write to the run's folder while a resumed run writes there too.
 
     Args:
-        parent: Process id of the run.
+        parent: Process id of the main process.
 
     Raises:
-        UsageError: the process of the run has ended, or did not start this process.
+        UsageError: the main process has ended, or did not start this process.
     """
     if os.getppid() != parent:
         raise UsageError(
@@ -114,15 +119,16 @@ def bind_to_parent(parent: int) -> None:
 
 
 def _command(path: Path, number: int) -> list[str]:
-    """Return the command of the process that measures a repeat; see `commands.run`."""
+    """Return the command that starts the process of a repeat, see `commands.run`."""
     resumed = ["run", "--resume", str(path), "--only-pass", str(number)]
     return python_command("specbench_cli.__main__:main", *resumed, "--parent", str(os.getpid()))
 
 
 def run_command(command: Sequence[str], descriptors: Collection[int] = ()) -> int:
-    """Run a command, wait for it, and return its exit code. It is negative for a signal.
+    """Run a command, wait for it, and return its exit code.
 
-    If this process is interrupted, interrupt the command too.
+    If a signal ended the command, the exit code is negative. If this process is interrupted,
+    interrupt the command too.
 
     Args:
         command: The command with its arguments.

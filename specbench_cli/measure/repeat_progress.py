@@ -1,4 +1,4 @@
-"""Progress of a repeat and its estimated time left, for the display (`view.RunView`)."""
+"""Progress of a repeat and the estimated time left, for the display (`view.RunView`)."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class RepeatProgress:
         plan: The plan of the run.
         view: Display of the progress.
         interleaved_probe: Probe that measures costs between the prompts, or None.
-        part: Name of this part of the run in the display (`view.PromptProgress`).
+        part: Name that the display shows for this part of the run (`view.PromptProgress`).
 
     Attributes:
-        measured: Number of prompts that are measured.
+        measured: Number of prompts that are already measured.
         prompts: Number of all prompts.
     """
 
@@ -60,10 +60,10 @@ class RepeatProgress:
         """Start counting prompts and estimating the time left of a repeat.
 
         Args:
-            number: Number of the repeat, and of its load.
-            schedule: Questions and methods that it measures.
-            stored_outputs: Outputs that the run already has.
-            repeated_question: Question that is decoded again at the end, or None.
+            number: Number from `Plan.passes`, which identifies the repeat and its load.
+            schedule: Questions that the repeat measures, with their methods.
+            stored_outputs: Outputs that are already stored.
+            repeated_question: Question that is decoded again at the end of the repeat, or None.
             loads_judge: True if the first verdict will load the transformers model.
         """
         plan, process = self._plan, number % LOAD_PASS_OFFSET
@@ -96,19 +96,25 @@ class RepeatProgress:
     def time_method(
         self, method_run: MethodRun, questions: Sequence[Question]
     ) -> AbstractContextManager[None]:
-        """Time the `with` block, in which a method decodes questions, for the estimate."""
+        """Time the `with` block, in which a method decodes questions.
+
+        The estimate uses this time.
+        """
         return self._eta.time_work(method_run.label, sum(map(self._plan.max_new_tokens, questions)))
 
     def time_probe(self) -> AbstractContextManager[None]:
-        """Time the `with` block, in which a round of the probe is measured, for the estimate."""
+        """Time the `with` block, in which a probe round is measured.
+
+        The estimate uses this time.
+        """
         return self._eta.time_work(PROBE, 1)
 
     def time_judging(self) -> AbstractContextManager[None]:
-        """Time the `with` block, in which outputs are judged, for the estimate."""
+        """Time the `with` block, in which outputs are judged. The estimate uses this time."""
         return self._eta.time_judging()
 
     def drop(self, label: str) -> None:
-        """Remove a method from the estimate of the time left."""
+        """Remove a method that is no longer measured from the estimate of the time left."""
         self._eta.drop(label)
 
     def report(self) -> None:
@@ -119,7 +125,7 @@ class RepeatProgress:
         self._view.prompt(PromptProgress(self._part, self.measured, self.prompts, left))
 
     def report_if_due(self) -> None:
-        """Display the progress if the last report is older than `REPORT_EVERY_S`."""
+        """Display the progress if it was last displayed more than `REPORT_EVERY_S` ago."""
         if monotonic() - self._reported > REPORT_EVERY_S:
             self.report()
 

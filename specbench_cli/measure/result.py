@@ -1,4 +1,4 @@
-"""The result of a run: its folder, its exit code, and whether noise made times unusable."""
+"""Result of a run: its folder, its exit code, and whether noise made times unusable."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_result(run_dir: RunDir) -> RunResult:
 def exit_code(records: Sequence[Record], manifest: Mapping[str, Any]) -> ExitCode:
     """Return the exit code of a run.
 
-    - BAD_ANSWER: a method is broken, or an output failed. Peers (external engines) do not count.
+    - BAD_ANSWER: a method is broken, or an output failed. External engines are ignored.
     - ENVIRONMENT: a method has too many noisy times, a method could not run, or only vanilla has
       outputs.
     - OK: otherwise.

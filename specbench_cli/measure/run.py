@@ -1,4 +1,4 @@
-"""A run from start to end: plan it or resume it, measure its repeats, and finish its manifest."""
+"""Runs from start to end: plan or resume a run, measure its repeats, and finish its manifest."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ _TUNING = 0
 def start_run(
     config: RunConfig, sources: Mapping[str, str], out: Path | None, view: RunView
 ) -> tuple[Plan, RunDir]:
-    """Plan a new run and create its folder. If this fails, no folder is left behind.
+    """Plan a new run and create its folder. If an error occurs, no folder is left behind.
 
     Args:
         config: Configuration of the run.
-        sources: Setting -> where its value comes from, such as "command line" or a file.
-        out: The folder. None chooses a new folder.
+        sources: Name of each setting -> origin of its value, such as "command line" or a file name.
+        out: Folder of the run. If None, a new folder is chosen.
         view: Display of progress and notes.
     """
     from specbench_cli.measure.placement import check_placement
@@ -80,7 +80,8 @@ def start_run(
         "memory_budget": prepared.memory,
     }
     run_dir = RunDir.create(path, new_manifest, resume_config=plan.config.model_dump_json())
-    # The user started this run, so resuming it needs no further permission.
+    # The user has started this run and its plug-ins. So a later resumption needs no further
+    # permission.
     permission.permit(permission.collect_requests(config, path / RESUME_FILE))
     return plan, run_dir
 
@@ -97,14 +98,17 @@ def _memory_notes(memory: Mapping[str, Any] | None) -> list[str]:
 def resume_run(
     path: Path, view: RunView, *, part: bool = False, force: bool = False
 ) -> tuple[Plan | None, RunDir]:
-    """Plan the missing part of a run that was started before. Return no plan if it is finished.
+    """Plan the missing part of a run that was started before.
+
+    Return no plan if the run is finished.
 
     Args:
         path: Folder of the run.
         view: Display of progress and notes.
-        part: True if this process measures one repeat for its parent, which has locked the folder.
-        force: True continues even if the software or data has changed since the start. The manifest
-            then labels the run as mixed.
+        part: True if this process measures one repeat for its parent process. The parent process
+            has locked the folder.
+        force: True continues even if the software or data has changed since the start of the run.
+            The manifest then labels the run as mixed.
 
     Raises:
         UsageError: there is no run in the folder, it cannot be resumed, another process uses it, or
@@ -168,15 +172,16 @@ def _plan_again(run_dir: RunDir, view: RunView, force: bool, *, part: bool) -> P
 def permissions_to_resume(path: Path, force: bool) -> list[permission.PermissionRequest]:
     """Return the permissions that the user must give before a run or a matrix is resumed.
 
-    A matrix is a folder of several runs. Plug-ins, for example, need a permission, because resuming
-    executes their code.
+    A matrix is a folder of several runs. For example, plug-ins need a permission, because resuming
+    a run executes their code.
 
     Args:
         path: Folder of the run or the matrix.
         force: See `resume_run`.
 
     Raises:
-        UsageError: a plug-in has changed since the run was started, or the run cannot be resumed.
+        UsageError: a plug-in has changed since the run was started, or the run cannot be
+            resumed.
     """
     if not matrix.is_matrix(path):
         run_dir = RunDir.open(path)
@@ -207,7 +212,8 @@ def measure_run(
 ) -> RunResult:
     """Measure the missing outputs of a run, and return its result.
 
-    If the run fails or is interrupted, the stored records are kept and the manifest says so.
+    If the run fails or is interrupted, the stored records are kept. The manifest then states the
+    failure or interruption.
 
     Args:
         plan: Plan of the run. None if the run is already finished.
@@ -215,10 +221,10 @@ def measure_run(
         view: Display of progress and notes.
         only_pass: Number of the repeat that this process measures for its parent. None measures all
             repeats.
-        fresh: True if this is a new run. If it fails before its first record, its folder is
+        fresh: True if this is a new run. If a new run fails before its first record, its folder is
             removed, because a resumption would fail in the same way.
         force: See `resume_run`.
-        in_turn: Lock file (`machine_lock`). Runs with the same file measure in turn.
+        in_turn: Lock file (`machine_lock`). Runs with the same lock file measure in turn.
     """
     if plan is None:
         run_dir.remove_resume_config()  # left behind if a process was killed at the end
@@ -245,8 +251,9 @@ def measure_run(
 def _in_one_process(plan: Plan) -> bool:
     """Return True if this process measures the run itself, without a process for each repeat.
 
-    Several repeats are each measured in a new process. A single repeat also gets its own process if
-    a method has parallel workers, so that a crash of a worker cannot end the run.
+    If a run has several repeats, each repeat is measured in a new process. A single repeat also
+    gets its own process if a method has parallel workers. Then a crash of a worker cannot end the
+    run.
     """
     return plan.config.repeats == 1 and not plan.parallel
 
@@ -259,9 +266,10 @@ def _measure(
     in_turn: Path | None,
     force: bool,
 ) -> Plan:
-    """Measure the missing outputs of a run. Return the plan, with tuned parameters if it is tuned.
+    """Measure the missing outputs of a run, and return its plan.
 
-    The arguments are those of `measure_run`.
+    If the run is tuned, the returned plan has the tuned parameters. The arguments are those of
+    `measure_run`.
     """
     untuned = plan.config.tune is not None and run_dir.manifest.get("tuning") is None
     here = only_pass is None and _in_one_process(plan)
@@ -289,7 +297,7 @@ def _measure_in_processes(
     """Measure each repeat in a new process.
 
     Args:
-        untuned: True if a process must choose parameters first.
+        untuned: True if the parameters must first be chosen, in a separate process.
         plan, run_dir, view, in_turn, force: See `measure_run`.
     """
     end_plugin_processes()
@@ -307,7 +315,7 @@ def _measure_in_processes(
 def _finish(plan: Plan, run_dir: RunDir) -> None:
     """Mark a run as finished. Raise the errors of `check_complete`."""
     check_complete(plan, run_dir)
-    # Reading every record raises an error if one is damaged, before the run is marked as finished.
+    # Read every record before the run is marked as finished. A damaged record raises an error here.
     noisy_records = [record for record in run_dir.records() if is_noisy(record.other_cpu)]
     noisy = plan.config.allow_noise and bool(noisy_records)
     run_dir.close("finished", finished_utc=utc_now(), noisy=noisy)
@@ -323,15 +331,15 @@ def _mark_interrupted(
         run_dir: Folder of the run.
         fault: The exception that ended the run.
         fresh: True if this is a new run.
-        in_processes: True if other processes wrote the records.
+        in_processes: True if the processes of repeats, and not this process, wrote the records.
     """
     empty = fresh and isinstance(fault, SpecbenchError) and "spoiled" not in run_dir.manifest
     empty = empty and not isinstance(fault, ConcurrentWriteError)
     if empty and not _has_results(run_dir):
         run_dir.discard()
         return
-    # If the disk is full, another process uses the folder, or a file is damaged, the manifest
-    # cannot be written. Its status stays "running", and the run can still be resumed.
+    # Ignore errors of writing the manifest, such as a full disk or another process in the folder.
+    # The status in the manifest then stays "running", and the run can still be resumed.
     with suppress(OSError, ConcurrentWriteError, UsageError):
         with suppress(ConcurrentWriteError, UsageError):  # if it is damaged, overwrite it
             run_dir.read()
@@ -343,11 +351,11 @@ def _mark_interrupted(
 def _tune(run_dir: RunDir, view: RunView, in_turn: Path | None, force: bool) -> Plan:
     """Choose the parameters of a run, by measuring candidates on development questions.
 
-    The tuning is a run of its own, in a folder inside the folder of the run. The manifest of the
-    run stores the choices.
+    The tuning is a separate run, in a folder inside the folder of the main run. The manifest of the
+    main run stores the chosen parameters.
 
     Returns:
-        The plan of the run with the chosen parameters.
+        The plan of the main run with the chosen parameters.
     """
     plan, tuning = plan_run(load_resume_config(run_dir.path))
     assert tuning is not None

@@ -1,4 +1,4 @@
-"""Checks that nothing has changed when a run is resumed, and that its records match its plan."""
+"""Checks of a run: nothing has changed when it is resumed, and its records match its plan."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def load_resume_config(path: Path) -> RunConfig:
 
 
 def check_plugin_permission(run_dir: RunDir, config: RunConfig, force: bool) -> None:
-    """Raise UsageError if a plug-in has changed, or if the user has not permitted it.
+    """Raise UsageError if a plug-in has changed, or if the user has not permitted the plug-in.
 
-    This runs before any code of a plug-in is executed.
+    This check runs before any code of a plug-in is executed.
 
     Args:
         run_dir: Folder of the run.
@@ -77,8 +77,9 @@ def list_differences(ours: Mapping[str, str], theirs: Mapping[str, str], form: s
     """Return a text for each name whose value differs between two mappings.
 
     Args:
-        ours, theirs: The mappings: name -> value.
-        form: Format string with three fields: the name and both values.
+        ours, theirs: The mappings to compare: name -> value.
+        form: Format string with three fields: the name, the value in `ours`, and the value in
+            `theirs`.
     """
     return [
         form.format(name, ours.get(name, "none"), theirs.get(name, "none"))
@@ -90,12 +91,12 @@ def list_differences(ours: Mapping[str, str], theirs: Mapping[str, str], form: s
 def check_unchanged(
     run_dir: RunDir, then: Mapping[str, str], now: Mapping[str, str], force: bool
 ) -> None:
-    """Raise UsageError if facts about a run have changed since it was started.
+    """Raise UsageError if facts about a run have changed since the run was started.
 
     Args:
         run_dir: Folder of the run.
-        then: The facts at the start: name -> value.
-        now: The facts now.
+        then: The facts when the run was started: name -> value.
+        now: The facts now: name -> value.
         force: True accepts changes, and adds them to the entry `mixed` of the manifest.
     """
     differing = list_differences(then, now, "{} ({} then, {} since)")
@@ -130,7 +131,7 @@ def _weights(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 def check_planned(plan: Plan, run_dir: RunDir, answered: Iterable[RecordKey]) -> None:
     """Raise UsageError if the run contains a record or a prompt that is not in its plan.
 
-    A run that was resumed with --force is not checked, because it may have had another plan before.
+    A run that was resumed with --force is not checked, because its plan may have changed.
 
     Args:
         plan: Plan of the run.
@@ -151,8 +152,8 @@ def check_complete(plan: Plan, run_dir: RunDir, resumed: Path | None = None) -> 
     Args:
         plan: Plan of the run.
         run_dir: Folder of the run.
-        resumed: Folder of the run that the user must resume if outputs are missing. None is this
-            run. (For a tuning, it is the run that contains it.)
+        resumed: Folder of the run that the user must resume if outputs are missing. None means the
+            checked run. For a tuning, it is the main run that contains the tuning.
 
     Raises:
         ConcurrentWriteError: records that the run measured are missing, or another program has

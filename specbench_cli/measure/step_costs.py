@@ -1,11 +1,12 @@
 """Relative costs of forwards, for methods that choose the size of a draft by its cost.
 
-The unit is the time of a target forward over one token. Forward times are measured with one medium
-context length. A run stores the costs in its manifest, so a resumed run uses the same ones.
+The unit is the time of a target forward over one token. Forward times are measured at one medium
+context length. A run stores the costs in its manifest, so a resumed run uses the same costs.
 
-Methods that adapt to the number of sequences need the times of whole steps too. A forward over two
-tokens of each of four sequences takes longer than one over eight tokens of one sequence. A step
-also contains host work, which grows with the vocabulary and the number of drafted tokens.
+Methods that adapt to the number of sequences in a batch also need the times of whole steps. These
+times do not follow from forward times alone. For example, four sequences with two tokens each take
+longer than one sequence with eight tokens. A step also contains host work, which grows with the
+vocabulary size and the number of drafted tokens.
 """
 
 from __future__ import annotations
@@ -47,12 +48,13 @@ class StepCosts(BaseModel):
     The unit is the time of a target forward over one token.
 
     Attributes:
-        source: Where the costs come from, for display.
-        context: Context length of the forwards.
-        target_ns: The unit in ns.
+        source: Origin of the costs, as text for display.
+        context: Context length at which the forwards were measured.
+        target_ns: The unit of time in ns: a target forward over one token.
         noisy: True if other programs disturbed the measurement.
-        relative: Model -> number of tokens in a forward -> time. It never decreases.
-        steps: Number of sequences -> draft tokens of each -> time of a step without drafting.
+        relative: Model -> number of tokens in a forward -> time of the forward. The time never
+            decreases with the number of tokens.
+        steps: Number of sequences -> draft tokens per sequence -> time of a step without drafting.
         drafting: Number of sequences -> drafting time per draft token of each sequence.
         uneven: Number of sequences -> additional time of a step if draft lengths differ.
     """
@@ -69,14 +71,14 @@ class StepCosts(BaseModel):
     uneven: dict[int, float] = {}
 
     def __call__(self, model: str, rows: int, sequences: int = 0, even: bool = True) -> float:
-        """Return the interpolated time of a forward, or of a step's work with a model.
+        """Return the interpolated time of a forward, or of the part of a step that uses a model.
 
         Args:
             model: "target", "draft", or the kind of a head.
             rows: Number of tokens in the forward.
-            sequences: Number of sequences in the step. The result then includes the other work of
-                the step. 0 returns the time of the forward only, and so does any number if steps
-                were not timed.
+            sequences: Number of sequences in the step. If it is above 0 and steps were timed, the
+                result includes the other work of the step. Otherwise it is the time of the forward
+                alone.
             even: True if all sequences have the same number of tokens.
 
         Raises:
@@ -119,7 +121,7 @@ class StepCosts(BaseModel):
         Args:
             found: Forward times by model. For the target, the times of trees are used.
             context: Context length for which the times are interpolated.
-            source: Where the costs come from, for display.
+            source: Origin of the costs, as text for display.
             noisy: True if other programs disturbed the measurement.
             steps: Times of whole steps.
         """
@@ -148,8 +150,8 @@ def _relative_steps(found: Sequence[StepSample], unit: float) -> dict[str, dict[
     """Return the median times of steps as the fields `steps`, `drafting` and `uneven`.
 
     Args:
-        found: Times of steps.
-        unit: Unit of the result in ns.
+        found: Measured times of steps.
+        unit: Time in ns that is 1 in the result.
     """
     rest: dict[int, dict[int, list[int]]] = {}
     drafting: dict[int, list[float]] = {}
@@ -182,10 +184,11 @@ def _relative_steps(found: Sequence[StepSample], unit: float) -> dict[str, dict[
 
 
 def _smooth_increasing(times: Sequence[float]) -> list[float]:
-    """Return times that never decrease, close to the given ones.
+    """Return times that never decrease and are close to the measured times.
 
-    Each one is the mean of the largest time up to it and the smallest time from it on. So a single
-    outlier has little effect on the times next to it.
+    Each returned time is a mean of two numbers: the largest measured time up to its position, and
+    the smallest measured time from its position on. So a single outlier has little effect on the
+    times next to it.
     """
     largest = accumulate(times, max)
     least = reversed(list(accumulate(reversed(times), min)))
@@ -193,7 +196,7 @@ def _smooth_increasing(times: Sequence[float]) -> list[float]:
 
 
 def step_costs_from_probe(costs: Costs) -> StepCosts:
-    """Return the step costs of a stored probe."""
+    """Return the relative step costs that follow from the result of a stored probe."""
     longest = costs.curves["target"].by_context[-1][0]
     return StepCosts.from_curves(
         costs.curves,
@@ -213,12 +216,12 @@ def measure_step_costs(
 ) -> StepCosts:
     """Measure the costs of all models and heads of a workspace with a quick probe.
 
-    This takes about two seconds, or six with whole steps. It takes longer if forwards are slow,
-    because a minimum number of rounds is measured.
+    The probe takes about two seconds, or six if whole steps are timed. It takes longer if forwards
+    are slow, because it measures a minimum number of rounds.
 
     Args:
-        workspace: Decoders, heads and states.
-        windows: Measurement windows. They must keep noisy times.
+        workspace: Decoders, draft heads and model states.
+        windows: Measurement windows. They must be configured to keep noisy times.
         positions: Maximum number of positions that all models support.
         most: Maximum number of sequences in timed steps. 0 does not time steps.
         sampling: Sampling settings of the timed steps.

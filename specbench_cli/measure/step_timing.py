@@ -1,9 +1,9 @@
-"""Timing of whole steps with several sequences.
+"""Timing of whole decoding steps with several sequences.
 
-The times of single forwards are not enough to predict the time of such a step. So a batch is
-decoded: each sequence drafts a chain of a chosen length, and the target verifies all chains in one
-forward. The length changes from step to step. The time of a step includes all work until the next
-step begins.
+The time of such a step cannot be predicted from the times of single forwards. So this module
+decodes a batch. In each step, each sequence drafts a chain of a chosen length, and the target
+verifies all chains in one forward. The length changes from step to step. The time of a step
+includes all work until the next step begins.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class StepSample(NamedTuple):
     """Measured times of a step.
 
     sequences: Number of sequences in the step.
-    length: Draft tokens per sequence, or the mean if lengths differ.
+    length: Number of draft tokens per sequence. If the sequences have different draft lengths, it
+        is the mean.
     drafting: Time of drafting in ns.
-    rest: Time of all other work until the next step, in ns.
+    rest: Time of all other work until the next step begins, in ns.
     even: True if all sequences have the same draft length.
     """
 
@@ -49,13 +50,13 @@ class StepSample(NamedTuple):
 
 
 class TimedChains:
-    """Drafter that drafts chains of chosen lengths and records when its steps begin.
+    """Drafter that drafts chains of chosen lengths, and records when each step begins.
 
     Args:
         drafts: True drafts with the draft model. False copies the first tokens of the prompt.
         lengths: Draft lengths of each step, one for each sequence.
-        marks: List to which each step adds its start and the end of its drafting, in ns. All
-            sequences of a batch share it.
+        marks: List to which each step adds two times in ns: its start, and the end of its drafting.
+            All sequences of a batch share this list.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class TimedChains:
     def schedule(
         self, members: Sequence[tuple[TimedChains, Session]], size: int
     ) -> Sequence[tuple[TimedChains, Session]]:
-        """Return all sequences, so that all of them take part in each step."""
+        """Return all sequences. So every sequence takes part in each step."""
         return members
 
     def propose(self, session: Session, limit: int) -> Draft:
@@ -81,9 +82,10 @@ class TimedChains:
         return self.propose_batch([(self, session)])[0]
 
     def propose_batch(self, members: Sequence[tuple[TimedChains, Session]]) -> list[Draft]:
-        """Draft a chain for each sequence, with the lengths of the next step.
+        """Draft a chain for each sequence, with the draft lengths of the next step.
 
-        After the last step with a length, propose no draft tokens.
+        `lengths` defines a number of steps. After the last of these steps, propose no draft
+        tokens.
         """
         clock, at = members[0][1].harness.meter.clock, len(self._marks)
         lengths = self._lengths[at] if at < len(self._lengths) else (0,) * len(members)
@@ -116,13 +118,14 @@ def time_steps(
     sampling: Sampling,
     rng: random.Random,
 ) -> list[StepSample]:
-    """Time a step of n sequences for each draft length, and one step with different lengths.
+    """Time a step of n sequences for each draft length. Also time a step with mixed draft lengths.
 
     Args:
         workspace: Decoders and states.
         n: Number of sequences.
         lengths: Draft lengths.
-        prompt: At least `MIN_PROMPT` token ids. The prompts of the sequences are parts of it.
+        prompt: At least `MIN_PROMPT` token ids. The prompt of each sequence is a part of these
+            tokens.
         sampling: Sampling settings.
         rng: Random generator for the order of the steps.
     """
@@ -132,8 +135,8 @@ def time_steps(
     draft = workspace.decoders.get("draft")
     drafts = draft is not None and draft.vocab_size == workspace.decoders["target"].vocab_size
     stop = StopRule(frozenset(), 2 + sum(max(each) + 1 for each in order))
-    # Use prompts of different lengths, as in real batches. Attention over sequences of equal
-    # length would be faster, because it can process them together.
+    # Use prompts of different lengths, as in real batches. With equal lengths, attention could
+    # process all sequences together, which is faster.
     requests = [
         Request(f"probe {at}", 1, prompt[at % MIN_PROMPT :][: MIN_PROMPT + at], stop)
         for at in range(n)

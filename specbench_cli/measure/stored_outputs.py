@@ -1,4 +1,4 @@
-"""The outputs that a run already has, so that a repeat measures only the missing ones."""
+"""Outputs that are already stored in a run's folder. A repeat measures only the missing outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbench_cli.tasks.schema import Question
 
 @dataclass
 class StoredOutputs:
-    """The stored outputs of a run.
+    """Keys, outputs and prompts that are stored in the folder of a run.
 
     done: Keys of all records.
     vanilla: Token ids of vanilla's outputs, by prompt id, turn and repeat.
@@ -26,7 +26,7 @@ class StoredOutputs:
 
     @classmethod
     def read(cls, run_dir: RunDir) -> StoredOutputs:
-        """Return the outputs in the folder of a run."""
+        """Read the stored outputs from the folder of a run."""
         outputs = cls(prompts={(p.prompt_id, p.turn): p for p in run_dir.prompts()})
         for key, ids in run_dir.read_output_ids().items():
             outputs.add(key, ids)
@@ -56,7 +56,11 @@ class StoredOutputs:
         )
 
     def select(self, names: Collection[str]) -> StoredOutputs:
-        """Return the outputs of some questions, given their prompt ids."""
+        """Return the stored outputs of some questions.
+
+        Args:
+            names: Prompt ids of the questions.
+        """
         return StoredOutputs(
             {key for key in self.done if key[0] in names},
             {key: ids for key, ids in self.vanilla.items() if key[0] in names},
@@ -64,7 +68,7 @@ class StoredOutputs:
         )
 
     def update(self, other: StoredOutputs) -> None:
-        """Add the outputs that another process has sent."""
+        """Add stored outputs that another process has sent."""
         self.done |= other.done
         self.vanilla |= other.vanilla
         self.prompts |= other.prompts

@@ -22,14 +22,14 @@ WARM_UP_ROUNDS = 2
 
 
 class WarmUp:
-    """The requests that each method of a run decodes before it is measured.
+    """Warm-up of a run: the requests that each method decodes before it is measured.
 
     Args:
         plan, bench: The plan of the run, and its loaded models.
-        question: The question to decode, the first of the measurement.
+        question: The question to decode. It is the first question that will be measured.
 
     Attributes:
-        ids: Token ids of its prompt.
+        ids: Token ids of the question's prompt.
     """
 
     def __init__(self, plan: Plan, bench: Bench, question: Question) -> None:
@@ -38,8 +38,8 @@ class WarmUp:
         bench.workspace.reserve(len(self.ids) + max(WARM_UP_TOKENS, plan.max_new_tokens(question)))
         stop = bench.stop_rule(WARM_UP_TOKENS)
         self._request = bench.create_request("warm-up", 1, self.ids, stop)
-        # The first forward with a new prompt length is slower. Without a warm-up of all lengths,
-        # this would make the first method look slower than the others.
+        # The first prefill of each prompt length is slower. The first method would pay for all
+        # lengths and look slower than the other methods. So decode a prompt of each length now.
         lengths = {
             len(prompt): prompt
             for each in (plan.questions if self._size > 1 else ())
@@ -53,7 +53,7 @@ class WarmUp:
         self._limit = limit and limit * (1 + len(self._together))
 
     def run(self, method_run: MethodRun, sampling: Sampling, memory: Memory) -> None:
-        """Decode the requests with a method. Errors of the method are raised."""
+        """Decode the warm-up requests with a method. Errors of the method are raised."""
         with enforce_time_limit(self._limit):
             how = self._together, self._size
             warm_up(method_run, self._bench.workspace, self._request, sampling, memory, *how)
@@ -75,8 +75,9 @@ def warm_up(
         workspace: Decoders and states.
         request: The request.
         sampling: Sampling settings.
-        memory: What the method has learned. It also learns from this request.
-        batch_requests: Requests that the method also decodes as a batch, if it supports batches.
+        memory: Data that the method has learned. The method also learns from this request.
+        batch_requests: Requests that the method also decodes as a batch, if the method supports
+            batches.
         size: Number of sequences in a step of this batch.
     """
     kind = PeerSession if method_run.method.peer else Session

@@ -1,7 +1,7 @@
-"""Child processes of a run: those that measure a repeat, and plug-in processes.
+"""Child processes of a run. Some measure a repeat, others run a plug-in.
 
-This module starts them, sends them orders, receives their answers, and ends them. A child process
-has the same module path (`sys.path`) as this process.
+This module starts child processes, sends them orders, receives their answers, and ends them. A
+child process has the same module path (`sys.path`) as this process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class ProcessEnded(Exception):
     """Error: a child process ended before it answered.
 
     Attributes:
-        code: Exit code, negative for a signal. None if the process runs but closed its connection.
+        code: Exit code of the process. It is negative if a signal ended the process. None if the
+            process still runs but has closed its connection.
     """
 
     def __init__(self, code: int | None) -> None:
@@ -43,11 +44,12 @@ class WorkerProcess:
     """Child process. Creating the object starts it.
 
     Args:
-        command: Command of the process; see `interpreter.python_command`.
+        command: Command that starts the process, see `interpreter.python_command`.
         descriptors: File descriptors that the process inherits.
-        takes_orders: True if this process sends orders to the child. The child then gets a
-            connection, and its file descriptor is its last argument. It also gets its own session:
-            Ctrl-C does not reach it, and its own children are suspended and ended with it.
+        takes_orders: True if this process sends orders to the child process. Then the child process
+            gets a connection, whose file descriptor is the last argument of its command. It also
+            gets its own session. So Ctrl-C does not reach it, and its own children are suspended
+            and ended with it.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class WorkerProcess:
             )
 
     def send(self, order: str, *arguments: Any) -> None:
-        """Send an order to the process, which executes it in `serve`.
+        """Send an order to the process. The function `serve` in the process executes it.
 
         Args:
             order: Name of a method of the object that the process serves.
@@ -110,13 +112,14 @@ class WorkerProcess:
             self._raise_ended()
 
     def suspend(self) -> None:
-        """Suspend the process and its children until the next order."""
+        """Suspend the process and its children until the next order is sent."""
         self._signal("SIGSTOP")
 
     def wait(self) -> int:
-        """Wait for the process to end, and return its exit code. It is negative for a signal.
+        """Wait until the process ends, and return its exit code.
 
-        If this process is interrupted while it waits, end the child too.
+        It is negative if a signal ended it. If this process is interrupted while it waits, the
+        child process is ended too.
         """
         try:
             return self._process.wait()
@@ -125,7 +128,7 @@ class WorkerProcess:
             raise
 
     def interrupt(self) -> None:
-        """End the process: give it time to end by itself, then send SIGTERM, then kill it."""
+        """End the process. Wait for it to end by itself, then send SIGTERM, then kill it."""
         for grace, stop in zip(GRACE_S, (self._process.terminate, self._process.kill), strict=True):
             try:
                 self._process.wait(grace)
@@ -137,7 +140,7 @@ class WorkerProcess:
     def end(self) -> int | None:
         """Kill the process and its children.
 
-        Return its exit code if it had ended before, else None.
+        Return the exit code if the process had already ended by itself, else None.
         """
         code = self._process.poll()
         self._signal("SIGKILL")
@@ -159,7 +162,7 @@ class WorkerProcess:
 
 
 def serve(worker: object, execute: Callable[[Callable[[], Any]], bytes]) -> NoReturn:
-    """Execute the orders that this process receives, until its parent ends.
+    """Execute the orders that this process receives, until its parent process ends.
 
     Args:
         worker: Object with a method for each order.

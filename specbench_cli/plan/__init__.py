@@ -1,1 +1,1 @@
-"""Plan of a run: its methods, questions, models and order, decided before the measurement."""
+"""Plan of a run: its methods, questions, models and order. It is made before the measurement."""

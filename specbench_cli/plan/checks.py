@@ -1,4 +1,4 @@
-"""Checks of a plan. Each function rejects one kind of run that cannot give a valid result."""
+"""Checks of a plan. Each function rejects one kind of run that cannot give valid results."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ def check_methods(config: RunConfig, method_runs: MethodRuns) -> None:
 
 
 def _check_containment(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that this machine has a sandbox for generated code, if the run executes code."""
+    """If the run executes generated code, check that this machine has a sandbox for it."""
     if config.run_code and not config.uncontained:
         check_containment()
 
 
 def _check_declarations(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that guarantees of the methods are valid and that their hooks return the right
-    types."""
+    """Check that methods declare valid guarantees, and that hooks return the right types."""
     for method_run in method_runs:
         method_run.guarantees  # noqa: B018  raises UsageError
         if not method_run.is_built_in:
@@ -45,25 +44,26 @@ def _check_declarations(config: RunConfig, method_runs: MethodRuns) -> None:
 
 
 def _check_contrast(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that all methods support contrastive decoding, if the run uses it."""
+    """If the run uses contrastive decoding, check that all methods support it."""
     if config.contrast is not None:
         why = "may accept tokens that the contrasted target would not emit"
         _check_combination("--contrast", config, method_runs, why)
 
 
 def _check_grammar(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that all methods support a grammar, if the run has one."""
+    """If the run has a grammar, check that all methods support grammars."""
     if config.grammar is not None:
         option = f"--grammar {config.grammar}"
         _check_combination(option, config, method_runs, f"may accept tokens that {option} forbids")
 
 
 def _check_combination(typed: str, config: RunConfig, method_runs: MethodRuns, why: str) -> None:
-    """Check that every method can follow an option that changes the target's distribution.
+    """Check that every method supports an option that changes the target's distribution.
 
     Args:
-        typed: The option as typed.
-        why: End of the error message, which says why lossy methods do not support the option.
+        typed: The option as the user typed it.
+        why: End of the error message, with the reason why lossy methods do not support the
+            option.
     """
     option = typed.split()[0]
     leave = f"omit the method (-m sps,pld; specbench list methods), or omit {option}"
@@ -86,7 +86,10 @@ def _check_combination(typed: str, config: RunConfig, method_runs: MethodRuns, w
 
 
 def _check_upper_bounds(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Reject methods that read vanilla's output, if the rule lets outputs differ from vanilla's."""
+    """Reject upper-bound methods if outputs of the run may differ from vanilla's output.
+
+    An upper-bound method reads vanilla's output before it decodes.
+    """
     if config.verify not in ("rejection", "block"):
         return
     bounds = [method_run.label for method_run in method_runs if method_run.declared.upper_bound]
@@ -99,7 +102,10 @@ def _check_upper_bounds(config: RunConfig, method_runs: MethodRuns) -> None:
 
 
 def _check_acceptance_sources(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that the run can measure the acceptance rates that random controls copy."""
+    """Check that the run can measure the acceptance rates that random controls copy.
+
+    A random control copies the acceptance rate of a lossy method.
+    """
     if all(method_run.acceptance_source is None for method_run in method_runs):
         return
     with_rule = {
@@ -126,8 +132,7 @@ def _check_acceptance_sources(config: RunConfig, method_runs: MethodRuns) -> Non
 
 
 def _check_accept_rules(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that no method with an accept rule for single tokens uses block verification or
-    replay."""
+    """Reject lossy accept rules for single tokens if the run uses block verification or replay."""
     if config.verify not in ("block", "replay"):
         return
     with_rule = [
@@ -145,7 +150,7 @@ def _check_accept_rules(config: RunConfig, method_runs: MethodRuns) -> None:
 
 
 def _check_devices(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that at least one method drafts in parallel, if `devices` is set."""
+    """If `devices` is set, check that at least one method drafts in parallel."""
     if config.devices is not None and all(
         method_run.declared.workers == 1 for method_run in method_runs
     ):
@@ -157,7 +162,7 @@ def _check_devices(config: RunConfig, method_runs: MethodRuns) -> None:
 
 
 def _check_cluster(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that no method learns from earlier prompts, if prompts go to several machines."""
+    """If several machines measure the prompts, check that no method learns from earlier prompts."""
     if config.executor == "local":
         return
     learning = [
@@ -172,7 +177,7 @@ def _check_cluster(config: RunConfig, method_runs: MethodRuns) -> None:
 
 
 def _check_batches(config: RunConfig, method_runs: MethodRuns) -> None:
-    """Check that all methods support batching, if the run decodes prompts in batches."""
+    """If the run decodes prompts in batches, check that all methods support batches."""
     if config.batch <= 1 and not config.load:
         return
     unbatched = [method_run.label for method_run in method_runs if not method_run.declared.batches]
@@ -200,7 +205,10 @@ METHOD_CHECKS: tuple[Callable[[RunConfig, MethodRuns], None], ...] = (
 
 
 def check_tasks(config: RunConfig, tasks: Sequence[Task]) -> None:
-    """Check that task names differ, and that repeated samples of a question can differ."""
+    """Check that all tasks have different names.
+
+    Also check that repeated samples of a question can differ.
+    """
     for task in tasks:
         if task.samples > 1 and config.temperature == 0:
             raise UsageError(
@@ -219,13 +227,13 @@ def check_tasks(config: RunConfig, tasks: Sequence[Task]) -> None:
 def find_obstacle(
     method_run: MethodRun, target: Checkpoint, draft: str | None, *, fetch: bool = False
 ) -> SpecbenchError | None:
-    """Return the error that prevents a method from running here, or None.
+    """Return the error that prevents a method from running on this machine, or None.
 
-    A method may lack a draft model, a head, or software of its own.
+    For example, a method may need a draft model, a draft head, or other software.
 
     Args:
-        draft: Name of the draft model, or None.
-        fetch: True downloads missing heads. False only checks that they can be downloaded.
+        draft: Name of the draft model. None if the run has no draft model.
+        fetch: True downloads missing draft heads. False only checks that they can be downloaded.
     """
     if method_run.needs_draft and draft is None:
         return UsageError(
@@ -246,7 +254,7 @@ def find_obstacle(
 
 
 def check_test_programs(config: RunConfig, questions: Sequence[Question]) -> None:
-    """Check that the tests of each question compile, if the run executes code."""
+    """If the run executes generated code, check that the tests of each question compile."""
     if not config.run_code:
         return
     for question in questions:
@@ -265,7 +273,7 @@ def check_imposed_acceptance(
     checkpoints: Iterable[Checkpoint],
     grammar: Grammar | None,
 ) -> None:
-    """Check that models and methods support an imposed acceptance rate (`--acceptance`)."""
+    """Check that models and methods support a simulated acceptance rate (`--acceptance`)."""
     if config.acceptance is None:
         return
     if real := [each.label for each in checkpoints if not each.shape]:

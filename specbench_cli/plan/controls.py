@@ -2,8 +2,8 @@
 
 - The draft model alone shows the quality without the target.
 - The lossless method with the same drafts shows the speed without a loss of quality.
-- Random acceptance, at the rate of the lossy method, shows whether the method's rule selects tokens
-  (or whole reasoning steps) better than chance.
+- A random control accepts tokens (or whole reasoning steps) at random, as often as the lossy
+  method. It shows whether the method's rule selects them better than chance.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DRAFT_ALONE, RANDOM, PLAIN = "draft-alone", "random-accept", "sps"
 
 
 def is_control(method: Method) -> bool:
-    """Return True if a method is a control."""
+    """Return True if a method is a control (see the description of this module)."""
     from specbench_cli.engine.segments.rules import SegmentParams
     from specbench_cli.engine.verify.accept import RandomAccept
 
@@ -34,7 +34,7 @@ def is_control(method: Method) -> bool:
 def add_controls(config: RunConfig) -> RunConfig:
     """Return the settings of a run with controls added for each lossy method.
 
-    A tuned run gets no controls, because the final parameters are not known yet.
+    A tuned run gets no controls, because the final parameters of its methods are not known yet.
     """
     if config.controls == "none" or config.tune is not None:
         return config
@@ -88,7 +88,12 @@ def _controls_for(
 
 
 def _shared_params(method: Method, other: str) -> dict[str, Any]:
-    """Return the drafting parameters of a method that another method also has."""
+    """Return the parameters for drafting that two methods have in common.
+
+    Args:
+        method: The method whose values are returned.
+        other: Name of the other method.
+    """
     from specbench_cli.engine.verify.accept import AcceptParams
 
     known = type(registry.declare(other, {}).params).model_fields.keys()
@@ -97,9 +102,9 @@ def _shared_params(method: Method, other: str) -> dict[str, Any]:
 
 
 def _is_control_row(control: Method, name: str, other: MethodChoice, method: Method) -> bool:
-    """Return True if the user already runs this control.
+    """Return True if a method that the user chose already serves as this control.
 
-    A random control with a fixed rate counts too.
+    A random control with a fixed acceptance rate serves as the random control too.
     """
     if other.name != name or other.label == BASELINE:
         return False

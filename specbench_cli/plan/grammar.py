@@ -1,7 +1,8 @@
 """Grammar that constrains the outputs of a run: `--grammar`.
 
-A grammar is built in, or a file whose suffix determines its kind. The library llguidance parses
-grammars and computes token masks. It is an extra: `pip install 'specbench-cli[grammar]'`.
+A grammar is either built in or read from a file. The suffix of the file determines the kind of
+grammar. The library llguidance parses grammars and computes token masks. Install it as an extra:
+`pip install 'specbench-cli[grammar]'`.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Grammar:
 
     @classmethod
     def read(cls, name: str) -> Grammar:
-        """Read a grammar by name or file.
+        """Read a grammar: a built-in grammar by its name, or a file.
 
         Raises:
             UsageError: The grammar does not exist or is invalid.
@@ -108,7 +109,7 @@ class Grammar:
         return found
 
     def _check(self, name: str) -> None:
-        """Raise UsageError unless the text is a valid grammar of its kind."""
+        """Raise UsageError unless the content of the grammar is valid for its kind."""
         matcher = _library().LLMatcher
         try:
             wrong, warnings = matcher.validate_grammar_with_warnings(self._compiled)
@@ -123,16 +124,16 @@ class Grammar:
 
     @property
     def sha256(self) -> str:
-        """Checksum of the text."""
+        """Checksum of the grammar's text."""
         return sha256(self.text.encode()).hexdigest()
 
     @property
     def library(self) -> str:
-        """Library that computes the masks, with its version."""
+        """Name and version of the library that computes the token masks."""
         return f"{LIBRARY} {metadata.version(LIBRARY)}"
 
     def __str__(self) -> str:
-        """Return the name and the first digits of the checksum."""
+        """Return the name of the grammar and the first digits of its checksum."""
         return f"{self.name} {self.sha256[:_DIGITS]}"
 
     def facts(self) -> dict[str, str]:
@@ -144,7 +145,7 @@ class Grammar:
 
         Args:
             tokenizer: Tokenizer of the target, from transformers.
-            eos: Ids that end an output.
+            eos: Token ids that end an output.
             label: Name of the target.
 
         Raises:
@@ -190,7 +191,7 @@ class Grammar:
 
     @property
     def _compiled(self) -> str:
-        """The grammar in llguidance's format.
+        """The grammar, compiled into the format of llguidance.
 
         Raises:
             ValueError: The text is not a valid grammar.
@@ -201,13 +202,13 @@ class Grammar:
 
 @lru_cache(maxsize=8)
 def _byte_matcher(compiled: str) -> tuple[Any, Any]:
-    """Return a tokenizer whose tokens are bytes, and a matcher of the grammar for it."""
+    """Return a tokenizer with one token per byte, and a matcher of the grammar for it."""
     letters = _library().LLTokenizer("byte")
     return letters, _library().LLMatcher(letters, compiled)
 
 
 def _library() -> Any:
-    """Import llguidance. Raise EnvironmentFault if it is not installed."""
+    """Import and return llguidance. Raise EnvironmentFault if it is not installed."""
     try:
         return importlib.import_module(LIBRARY)
     except ModuleNotFoundError as fault:

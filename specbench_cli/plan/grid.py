@@ -1,4 +1,4 @@
-"""Candidates of a tuning: variants of a method with other parameters."""
+"""Candidates of a tuning: variants of a method with different parameter values."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ _STEP = math.sqrt(2)
 def list_candidates(
     method_run: MethodRun, budget: int, rule: Rule, swept: Mapping[str, Sequence[Any]] | None = None
 ) -> tuple[MethodRun, ...]:
-    """Return at most `budget` candidates of a method.
+    """Return at most `budget` candidates for the tuning of a method.
 
-    With a sweep, the candidates are all combinations of its values. Otherwise they are the method
-    itself, and the method with one parameter changed: nearest values first, parameters in turn.
-    Parameters set by the user do not change. All candidates have the guarantee and the requirements
-    of the method, so tuning does not make a lossless method lossy.
+    If the user gives values to sweep, the candidates are all combinations of these values.
+    Otherwise the candidates are the method itself, and variants with one changed parameter. Nearest
+    values come first, and parameters alternate. Parameters that the user has set do not change.
+
+    All candidates have the guarantee and the requirements of the method. So tuning does not make a
+    lossless method lossy.
 
     Args:
         budget: Maximum number of candidates.
@@ -36,7 +38,8 @@ def list_candidates(
         swept: Values to sweep, by parameter.
 
     Raises:
-        UsageError: The sweep has more than `budget` combinations, or values that are not allowed.
+        UsageError: The sweep has more than `budget` combinations, or values that are not
+            allowed.
     """
     if swept:
         if sweep.count_combinations(swept) > budget:
@@ -76,7 +79,11 @@ def _keeps_promises(method: Method, other: Method, rule: Rule) -> bool:
 
 
 def _list_changes(method_run: MethodRun, budget: int) -> Iterator[tuple[str, Any]]:
-    """Yield parameters with another value: the nearest value of each parameter, then the second."""
+    """Yield pairs of a parameter and a new value.
+
+    First yield the nearest other value of each parameter, then the second nearest value, and so
+    on.
+    """
     method = type(method_run.declared)
     columns = [
         [(name, value) for value in islice(_other_values(field.annotation, now), 2 * budget)]
@@ -90,7 +97,14 @@ def _list_changes(method_run: MethodRun, budget: int) -> Iterator[tuple[str, Any
 
 
 def _other_values(annotation: Any, now: Any) -> Iterator[Any]:
-    """Yield values of a type that differ from `now`: nearby numbers and literals alternate."""
+    """Yield values that differ from `now` and have an allowed type.
+
+    Nearby numbers and literals alternate.
+
+    Args:
+        annotation: Type annotation of the parameter.
+        now: Current value of the parameter.
+    """
     numbers: Iterator[Any] = iter(())
     if isinstance(now, (int, float)) and not isinstance(now, bool):
         numbers = _nearby_numbers(now)
@@ -100,7 +114,11 @@ def _other_values(annotation: Any, now: Any) -> Iterator[Any]:
 
 
 def _literal_values(annotation: Any) -> list[Any]:
-    """Return all values of a Literal or a bool, also within a union. Empty for other types."""
+    """Return all values of a Literal or bool type, also inside a union. Other types have no values.
+
+    Args:
+        annotation: Type annotation of a parameter.
+    """
     if annotation is bool:
         return [True, False]
     if get_origin(annotation) is Literal:
@@ -113,9 +131,10 @@ def _literal_values(annotation: Any) -> list[Any]:
 
 
 def _nearby_numbers(now: float) -> Iterator[float]:
-    """Yield numbers below and above `now` in turn, at growing distance.
+    """Yield numbers alternately below and above `now`, at growing distance.
 
-    Integers stay integers. For 0, the integers above it are yielded.
+    If `now` is an integer, all numbers are integers. If `now` is 0, yield only the integers above
+    0.
     """
     seen = {now}
     for distance in range(1, 64):

@@ -1,6 +1,7 @@
 """Matrix: one run for each pair of a target and a draft model (`--targets`, `--drafts`).
 
-Each pair is an ordinary run with its own vanilla, so it can be resumed, reported and compared.
+Each pair is an ordinary run with its own vanilla outputs. So it can be resumed, reported and
+compared like any other run.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ def is_matrix(config: RunConfig) -> bool:
 
 
 def expand_matrix(config: RunConfig) -> dict[str, RunConfig]:
-    """Return the settings of each run of a matrix, by the name of its folder.
+    """Return the settings of each run of a matrix, by the name of the run's folder.
 
-    A name is like `embedded-7m`, or `embedded-7m+embedded-1m` if draft models are given. Methods
-    without a draft model are measured only in the first run of each target.
+    A name is, for example, `embedded-7m`. If draft models are given, it is
+    `embedded-7m+embedded-1m`. Methods without a draft model are measured only in the first run of
+    each target.
 
     Raises:
-        UsageError: draft models are given and no method uses one, or there are more than
-            `MAX_PAIRS`.
+        UsageError: draft models are given but no method uses a draft model. Or there are more than
+            `MAX_PAIRS` pairs.
     """
     targets = config.targets or [config.target]
     drafts: Sequence[str | None] = config.drafts or [None]
@@ -70,5 +72,5 @@ def _uses_draft(name: str, params: Mapping[str, Any]) -> bool:
 
 
 def _folder_name(model: str) -> str:
-    """Return a model's name as a valid folder name."""
+    """Return the name of a model, changed so that it is a valid folder name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name).strip("-.") or "model"

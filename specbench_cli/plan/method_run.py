@@ -1,4 +1,4 @@
-"""Configured method: a method with its parameters in the plan of a run."""
+"""Method with its parameters, as the plan of a run configures it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MethodRun:
-    """A method with its parameters: one row of the result table.
+    """A method with its parameters. It is one row of the result table.
 
     `method` is the method object that decodes. `declared` has the same parameters and hooks but
     cannot decode. It is enough for a plan and does not import torch.
 
     Attributes:
         name: Name of the method.
-        label: Name of the row, unique within the run.
+        label: Name of the row in the table. It is unique within the run.
         user_params: Parameters that the user set.
-        tuned: Number of candidates from which tuning selected the parameters. None without tuning.
+        tuned: Number of candidates from which tuning selected the parameters. None without
+            tuning.
     """
 
     name: str
@@ -58,7 +59,7 @@ class MethodRun:
 
     @cached_property
     def declared(self) -> Method:
-        """The method's declaration, which has parameters and hooks but cannot decode.
+        """The method's declaration. It has parameters and hooks but cannot decode.
 
         Raises:
             UsageError: a parameter is unknown, or its value is not allowed.
@@ -69,7 +70,7 @@ class MethodRun:
 
     @property
     def is_built_in(self) -> bool:
-        """True if the method is part of specbench. False for plug-ins."""
+        """True if the method is part of specbench. False for methods of plug-ins."""
         return self.name in registry.built_in_methods()
 
     @property
@@ -79,7 +80,10 @@ class MethodRun:
 
     @property
     def acceptance_source(self) -> str | None:
-        """Label of the method whose acceptance rate this random control copies. None for others."""
+        """Label of the method whose acceptance rate this random control copies.
+
+        None for methods that are not random controls.
+        """
         return get_acceptance_source(self.declared)
 
     @property
@@ -111,7 +115,7 @@ class MethodRun:
 
     @cached_property
     def guarantees(self) -> Mapping[Rule, Guarantee]:
-        """Guarantee of the method under each verification rule.
+        """Guarantee of the method about its output, under each verification rule.
 
         Raises:
             UsageError: The method returns an unknown guarantee.
@@ -129,8 +133,7 @@ class MethodRun:
         return found
 
     def check_hooks(self) -> None:
-        """Raise UsageError if a hook that declares something, such as `models`, has a wrong
-        type."""
+        """Raise UsageError if a declaration hook, such as `models`, returns a wrong type."""
         from specbench_cli.engine.verify.hooks import wrong_return
 
         for hook, what, fits in _declaration_hooks():
@@ -144,18 +147,27 @@ class MethodRun:
 
     @property
     def file_sha256(self) -> str:
-        """SHA-256 of the file that defines the method. Audits apply to one version of a file."""
+        """SHA-256 of the file that defines the method.
+
+        An audit is valid only for this version of the file.
+        """
         return sha256(plugin_file.content(inspect.getfile(type(self.method)))).hexdigest()
 
 
 def get_acceptance_source(method: Method) -> str | None:
-    """Return the label of the method whose acceptance rate a random control uses, or None."""
+    """Return the label of the method whose acceptance rate a random control copies.
+
+    Return None if the method is not such a random control.
+    """
     like: str | None = getattr(method.params, "like", None)
     return like
 
 
 def _declaration_hooks() -> tuple[tuple[str, str, Callable[[Any], bool]], ...]:
-    """Return the name, expected type as text, and check function of each declaration hook."""
+    """Return the name, expected type as text, and check function of each declaration hook.
+
+    A declaration hook is a method attribute such as `models`, which a plan reads before the run.
+    """
     from specbench_cli.engine.models.artifact import ArtifactSpec
     from specbench_cli.engine.verify.accept import AcceptRule
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 def balanced_orders(labels: Sequence[str], n_prompts: int, seed: int) -> list[tuple[str, ...]]:
     """Return an order of the labels for each prompt, balanced over position and predecessor.
 
-    The orders follow Williams' design (E. J. Williams, 1949). In a cycle of prompts, each label has
-    each position equally often and follows each other label equally often. So warm caches and slow
-    drift favor no method. A cycle has len(labels) prompts, or twice as many if that number is odd.
-    The orders are shuffled in each cycle.
+    The orders follow Williams' design (E. J. Williams, 1949), in cycles of prompts. Within a cycle,
+    each label is equally often at each position. It also follows each other label equally often. So
+    neither warm caches nor a slow drift of speed favors a method. A cycle has len(labels) prompts,
+    or twice as many if len(labels) is odd. The orders in each cycle are shuffled.
 
     Args:
         labels: n distinct labels.
@@ -21,7 +21,8 @@ def balanced_orders(labels: Sequence[str], n_prompts: int, seed: int) -> list[tu
     """
     n = len(labels)
     chance = random.Random(f"order {seed}")
-    # 0, 1, n-1, 2, n-2, ...: differences between neighbours are all distinct modulo n.
+    # The first order is 0, 1, n-1, 2, n-2, ... The differences between its neighbours are all
+    # distinct modulo n.
     zigzag = [0] + [i // 2 + 1 if i % 2 == 0 else n - i // 2 - 1 for i in range(n - 1)]
     square = [[(place + row) % n for place in zigzag] for row in range(n)]
     if n % 2:

@@ -1,4 +1,4 @@
-"""Plan of a run: methods, questions, models and their order. No weights are loaded for it."""
+"""Plan of a run: methods, questions, models and their order. Making a plan loads no weights."""
 
 from __future__ import annotations
 
@@ -34,13 +34,17 @@ PROMPTS_PER_SLOT = 4  # questions measured together, per sequence of a batch
 
 
 def prompts_per_batch(batch: int) -> int:
-    """Return the number of questions that are measured together with a batch size."""
+    """Return the number of questions that are measured together.
+
+    Args:
+        batch: Number of sequences in a step.
+    """
     return batch * (PROMPTS_PER_SLOT if batch > 1 else 1)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a run."""
+    """Plan of a run: its methods, tasks, questions and models."""
 
     config: RunConfig
     method_runs: tuple[MethodRun, ...]
@@ -64,7 +68,10 @@ class Plan:
 
     @property
     def synthetic(self) -> str | None:
-        """Note that models have random weights. None if all weights are trained."""
+        """Note for the user that some models have random weights.
+
+        None if all weights are trained.
+        """
         drawn = [each.label for each in self.checkpoints.values() if each.shape]
         if not drawn:
             return None
@@ -124,9 +131,9 @@ class Plan:
         )
 
     def is_over(self, given_up: Collection[str]) -> bool:
-        """Return True if all methods other than vanilla were given up.
+        """Return True if all methods other than vanilla have been given up.
 
-        Return False if the plan has no other methods.
+        Return False if the plan never had a method other than vanilla.
 
         Args:
             given_up: Labels of the methods that are no longer measured.
@@ -143,30 +150,45 @@ class Plan:
         return asked or own or DEFAULT_MAX_NEW_TOKENS
 
     def baseline(self, method_run: MethodRun) -> str:
-        """Return the label of the baseline of a method's speedups.
+        """Return the label of the baseline, to which a method's speedups are relative.
 
-        If the baseline is not part of the plan, return its name.
+        If the plan does not contain the baseline, return the name of the baseline.
         """
         name = method_run.declared.baseline
         return next((other.label for other in self.method_runs if other.name == name), name)
 
     def passes(self, process: int = 1) -> list[int]:
-        """Return the repeat numbers that a process measures: one, or one for each load."""
+        """Return the numbers of the repeats that a process measures.
+
+        With --load, each load is a separate repeat with its own number. Otherwise there is one
+        number.
+
+        Args:
+            process: Number of the process, from 1.
+        """
         return [process + LOAD_PASS_OFFSET * at for at in range(len(self.loads) or 1)]
 
     def load(self, pass_: int) -> str | None:
-        """Return the load of a repeat as a value of --load, or None."""
+        """Return the load in a repeat, as a value of --load. Return None without --load.
+
+        Args:
+            pass_: Number of the repeat, from `passes`.
+        """
         return list(self.loads)[pass_ // LOAD_PASS_OFFSET] if self.loads else None
 
     def schedule(self, pass_: int) -> Iterator[tuple[Question, tuple[MethodRun, ...]]]:
-        """Yield each question of a repeat with the methods in the order of measurement."""
+        """Yield each question of a repeat, with the methods in the order in which they decode it.
+
+        Args:
+            pass_: Number of the repeat, from `passes`.
+        """
         by_label = {method_run.label: method_run for method_run in self.method_runs}
         orders = balanced_orders(list(by_label), len(self.questions), self.config.seed + pass_)
         for question, order in zip(self.questions, orders, strict=True):
             yield question, tuple(by_label[label] for label in order)
 
     def record_keys(self) -> Iterator[RecordKey]:
-        """Yield the keys of all outputs of the run."""
+        """Yield the record keys of all outputs that the run plans."""
         for process in range(1, self.config.repeats + 1):
             for pass_ in self.passes(process):
                 for question in self.questions:
@@ -182,7 +204,8 @@ class Plan:
     ) -> list[RecordKey]:
         """Return the keys of the outputs that are missing in a finished run.
 
-        An output is not missing if the run never wrote it and was allowed to skip it:
+        An output that the run wrote and that was removed is missing. An output that the run skipped
+        is not missing, if one of these statements is true:
         - its method was left out or dropped, or all methods except vanilla were dropped;
         - its prompt was not started before the limit of --stop-after;
         - vanilla failed on an earlier turn of the conversation.
@@ -190,7 +213,8 @@ class Plan:
         Args:
             answered: Token ids of the stored outputs, by key.
             manifest: Manifest of the run.
-            has_written: Function of a key that returns True if the run wrote this record.
+            has_written: Function that takes a key. It returns True if the run wrote the record with
+                this key.
         """
         expected = set(self._expected(answered, manifest))
         keys = (key for key in self.record_keys() if key not in answered)
@@ -199,7 +223,7 @@ class Plan:
     def _expected(
         self, answered: Mapping[RecordKey, list[int] | None], manifest: Mapping[str, Any]
     ) -> Iterator[RecordKey]:
-        """Yield the keys of the outputs that a finished run must contain; see `find_missing`."""
+        """Yield the keys of the outputs that a finished run must contain, see `find_missing`."""
         dropped = manifest.get("dropped") or {}
         if self.is_over(dropped):
             return
@@ -221,7 +245,7 @@ class Plan:
                     yield from ((own, turn, label, pass_) for label in labels)
 
     def facts(self) -> dict[str, Any]:
-        """Return the plan as data for --dry-run and the event "plan"."""
+        """Return the plan as data, for --dry-run and for the JSON event "plan"."""
         return {
             "target": self.target.label,
             "draft": self.draft.label if self.draft else None,
@@ -251,12 +275,13 @@ class Plan:
 
 
 def drop_unavailable(config: RunConfig, *, fetch: bool) -> tuple[RunConfig, dict[str, str]]:
-    """Return settings without the methods that cannot run here, and the reasons by label.
+    """Return settings without the methods that cannot run on this machine.
 
-    If only vanilla is left, return the settings unchanged. `make_plan` then raises the error.
+    Also return the reason for each removed method, by label. If only vanilla would be left, return
+    the settings unchanged. `make_plan` then raises the error.
 
     Args:
-        fetch: True downloads heads that are not on this machine.
+        fetch: True downloads draft heads that are not on this machine.
     """
     load_plugins(config)
     target, draft = _resolve_models(config)
@@ -282,25 +307,28 @@ def format_reason(fault: SpecbenchError) -> str:
 def load_plugins(config: RunConfig) -> None:
     """Import the plug-ins of a run in this process and register their methods.
 
-    Before that, `measure.isolation.plugin_process.check_plugins` imports each of them in a separate
-    process.
+    Before that, `measure.isolation.plugin_process.check_plugins` must import each plug-in in a
+    separate process.
     """
     for path in config.plugins:
         registry.load_plugin(path)
 
 
 def _resolve_models(config: RunConfig) -> tuple[Checkpoint, str | None]:
-    """Return the target, and the name of the draft model or None."""
+    """Return the target, and the name of the draft model.
+
+    The name is None without a draft model.
+    """
     target = resolve(config.target)
     return target, target.draft if config.draft in (None, AUTO) else config.draft
 
 
 def make_plan(config: RunConfig) -> Plan:
-    """Return the plan of a run. Reads task files, but neither weights nor tokenizers.
+    """Return the plan of a run. This reads task files, but neither weights nor tokenizers.
 
     Raises:
-        UsageError: A method, parameter, task or model is unknown, or a method needs a draft model
-            that the target does not have.
+        UsageError: A method, parameter, task or model is unknown. Or a method needs a draft model,
+            and the run has none.
         EnvironmentFault: Data or weights are missing and cannot be downloaded, or this machine has
             no sandbox for generated code.
     """
@@ -347,7 +375,10 @@ def make_plan(config: RunConfig) -> Plan:
 
 
 def _select_prompts(questions: Sequence[Question], ids: Sequence[str]) -> list[Question]:
-    """Return the questions with these ids, or all. Raise UsageError for an unknown id."""
+    """Return the questions with the given ids. If no ids are given, return all questions.
+
+    Raise UsageError for an unknown id.
+    """
     if not ids:
         return list(questions)
     known = {question.prompt_id for question in questions}
@@ -368,7 +399,10 @@ def _unused_notes(
     questions: Sequence[Question],
     selected: Sequence[Question],
 ) -> tuple[str, ...]:
-    """Return notes on tasks and families of which `category` or `limit` left no question."""
+    """Return notes about tasks and families that are not used.
+
+    The options `category` or `limit` removed every question of these tasks and families.
+    """
     found = []
     for task in tasks:
         there = dict.fromkeys(each.family for each in questions if each.task == task.name)

@@ -20,13 +20,15 @@ _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 def estimate_power(plan: Plan, runs: Path = RUNS) -> dict[str, Any]:
-    """Return the smallest difference between two methods that the run will probably detect.
+    """Return the smallest speed difference between two methods that the run will probably detect.
 
     Returns:
         ratio: Smallest detectable ratio of speeds. None if no difference can be detected.
-        power: Probability to detect this ratio.
-        spread: Standard deviation over questions of the log ratio of two methods' times.
-        spread_from: Earlier run with the same target that has this spread, or "assumed".
+        power: Probability that the run detects this ratio.
+        spread: Standard deviation, over questions, of the logarithm of the ratio between the times
+            of two methods.
+        spread_from: Name of the earlier run with the same target from which `spread` comes. If
+            there is none, "assumed".
     """
     spread, origin = _measured_spread(plan.target.label, runs) or (SPREAD, ASSUMED)
     clusters = {(question.task, question.cluster) for question in plan.questions}
@@ -46,7 +48,10 @@ def estimate_power(plan: Plan, runs: Path = RUNS) -> dict[str, Any]:
 
 
 def _measured_spread(target: str, runs: Path) -> tuple[float, str] | None:
-    """Return the spread in the newest finished run with a target, and the name of the run."""
+    """Return the spread (see `estimate_power`) in the newest finished run with a target.
+
+    Also return the name of this run. Return None if there is no such run.
+    """
     for file in sorted(runs.glob(f"*/{SUMMARY}"), reverse=True):  # folder names begin with the time
         try:
             manifest = json.loads(files.read_text(file.parent / "manifest.json", MOST_BYTES))
@@ -65,6 +70,10 @@ def _measured_spread(target: str, runs: Path) -> tuple[float, str] | None:
 
 
 def _compute_spread(row: dict[str, str]) -> float:
-    """Compute the spread over questions from a method's speedup interval."""
+    """Return the spread over questions that a method's speedup interval implies.
+
+    Args:
+        row: Row of the method in the summary of a run.
+    """
     width = math.log(float(row["speedup_high"]) / float(row["speedup_low"]))
     return width / (2 * _Z) * math.sqrt(int(row["n_prompts"]))

@@ -1,7 +1,8 @@
 """Tuning: choose parameters of each method on development questions (`--tune`).
 
-Every method has at most the same number of candidates, and all are measured on the same questions.
-The run then measures the chosen parameters on the other (held-out) questions.
+The maximum number of candidates is the same for every method. All candidates are measured on the
+same development questions. The run then measures the chosen parameters on the other (held-out)
+questions.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Tuning:
     """Candidates and questions of a tuning.
 
     Attributes:
-        rows: Candidates by the label of the method.
+        rows: Label of a method -> candidates of the method.
         development: Questions on which the candidates are compared.
     """
 
@@ -46,7 +47,7 @@ class TuningChoice:
     """Result of tuning one method.
 
     Attributes:
-        costs: Cost per token by candidate. None if it was not measured.
+        costs: Label of a candidate -> its cost per token. None if the cost was not measured.
         best: Label of the chosen candidate.
         n: Number of prompts on which all candidates were compared.
     """
@@ -57,10 +58,11 @@ class TuningChoice:
 
 
 def prepare(plan: Plan) -> tuple[Plan, Tuning]:
-    """Return the plan of the final measurement, on held-out questions, and the tuning.
+    """Return the plan of the final measurement on held-out questions, and the tuning.
 
     Raises:
-        UsageError: There are too few questions, or a sweep has more values than the budget.
+        UsageError: There are too few questions, or a sweep has more combinations than the tuning
+            budget.
     """
     config = plan.config
     assert config.tune is not None
@@ -77,17 +79,17 @@ def prepare(plan: Plan) -> tuple[Plan, Tuning]:
 def split(
     questions: Sequence[Question], seed: int, share: float = DEVELOPMENT, who: str = "--tune"
 ) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
-    """Split questions into development and held-out ones.
+    """Split questions into development questions and held-out questions.
 
-    In each family with at least two clusters of similar questions, a share of the clusters (at
-    least one) is used for development. The selection depends only on the seed and the names of the
-    clusters.
+    A cluster is a group of similar questions. In each family with at least two clusters, a share of
+    the clusters (at least one) is used for development. The selection depends only on the seed and
+    the names of the clusters.
 
     Args:
-        who: Option that needs the split, for errors.
+        who: Option that needs the split. Error messages name it.
 
     Raises:
-        UsageError: No family has two clusters.
+        UsageError: No family has at least two clusters.
     """
     family: dict[tuple[str, str], str] = {}
     for question in questions:
@@ -130,14 +132,14 @@ def choose(
 ) -> dict[str, TuningChoice]:
     """Return the candidate with the lowest cost per token, for each method.
 
-    Only prompts with a valid cost for all candidates of a method are used. Candidates that failed
-    or emitted wrong outputs are excluded.
+    A prompt is used only if all candidates of a method have a valid cost on it. Candidates that
+    failed or generated wrong outputs are excluded.
 
     Args:
-        by: "time" is the decode time per token, including time for learning. Peers report no
-            phases, so it is their total time. "forwards" is the cost in target forwards
-            (`forwards_cost`).
-        weights: Bytes of each model's weights, by its name in traces.
+        by: Kind of cost. "time" is the decode time per token, including time for learning. For
+            external engines (peers), "time" is the total time, because they do not report decode
+            times. "forwards" is the cost in target forwards (`forwards_cost`).
+        weights: Name of a model in traces -> bytes of its weights.
 
     Raises:
         EnvironmentFault: Because of noise, no prompt has valid times for all candidates.
@@ -182,7 +184,10 @@ def _choose_best(
 
 
 def _time_cost(record: Record) -> tuple[float, int] | None:
-    """Return the time in milliseconds and the number of tokens in it, or None without a time."""
+    """Return the decode time of an output in ms, and the number of tokens generated in this time.
+
+    Return None if the record has no time.
+    """
     if record.void or not record.n_tokens:
         return None
     if record.peer or record.ns.decode is None:
@@ -192,11 +197,11 @@ def _time_cost(record: Record) -> tuple[float, int] | None:
 
 
 def forwards_cost(record: Record, weights: Mapping[str, int]) -> tuple[float, int] | None:
-    """Return the cost of decoding in target forwards, and the number of tokens.
+    """Return the cost of decoding in target forwards, and the number of generated tokens.
 
-    A forward of another model, or of some layers, costs the share of the target's weights that it
-    reads. Peers report no forwards, so one target forward per step and one draft forward per level
-    are assumed.
+    A forward of another model, or of some layers, costs less. Its cost is the size of the weights
+    that it reads, divided by the size of the target's weights. External engines (peers) report no
+    forwards. For them, one target forward per step and one draft forward per level are assumed.
     """
     if not record.n_tokens or record.steps is None:
         return None
@@ -216,7 +221,7 @@ def forwards_cost(record: Record, weights: Mapping[str, int]) -> tuple[float, in
 
 
 def facts(plan: Plan, tuning: Tuning, choices: Mapping[str, TuningChoice]) -> dict[str, Any]:
-    """Return a tuning's entry in the manifest."""
+    """Return the manifest entry of a tuning."""
     return {
         "budget": plan.config.tune,
         "by": plan.config.tune_by,
@@ -244,7 +249,10 @@ def facts(plan: Plan, tuning: Tuning, choices: Mapping[str, TuningChoice]) -> di
 
 
 def apply_tuning(plan: Plan, manifest: Mapping[str, Any]) -> Plan:
-    """Return the plan with the parameters that the tuning chose, as stored in the manifest."""
+    """Return the plan with the parameters that the tuning chose.
+
+    The manifest stores these parameters.
+    """
     rows = (manifest.get("tuning") or {}).get("rows", {})
 
     def apply_choice(method_run: MethodRun) -> MethodRun:

@@ -1,6 +1,7 @@
-"""Export of records as one table, for parquet files and pandas.
+"""Export of records as one table, as a parquet file or a pandas DataFrame.
 
-Nested fields become columns such as `ns_total`. Lists stay lists.
+Nested fields become columns. For example, the field `ns.total` becomes the column `ns_total`. Lists
+stay lists.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _NESTED = ("kinds", "messages")
 def write_parquet(records: Iterable[Record], path: Path) -> None:
     """Write records to a parquet file with zstd compression.
 
-    Parameters, kinds of forwards, drafts and the methods' own counters are JSON text.
+    The columns of parameters, kinds of forwards, drafts and counters of methods contain JSON
+    text.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -37,7 +39,7 @@ def write_parquet(records: Iterable[Record], path: Path) -> None:
 
 
 def to_frame(records: Iterable[Record]) -> pandas.DataFrame:
-    """Return the same table as a pandas frame, with one row per record."""
+    """Return records as a pandas DataFrame, with one row per record."""
     import pyarrow as pa
 
     rows = [_flatten(record) for record in records]

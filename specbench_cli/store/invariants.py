@@ -27,13 +27,13 @@ from specbench_cli.store.schema import (
 
 
 def validate(record: Record, vocabulary: int | None = None) -> None:
-    """Check a record's invariants.
+    """Check that the fields of a record do not contradict each other.
 
     Args:
         vocabulary: the target's vocabulary size. None skips the check of token ids.
 
     Raises:
-        ValueError: an invariant is broken. The message names the field.
+        ValueError: the record breaks a rule. The message names the field.
     """
     _ensure_one_of("finish", record.finish, FINISHES)
     _ensure_one_of("guarantee", record.guarantee, GUARANTEES)
@@ -84,16 +84,16 @@ PromptFacts = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Facts about a run that its records must agree with, from its manifest and prompts.
+    """Facts about a run that its records must agree with. They come from its manifest and prompts.
 
-    A field is empty if the manifest does not have it.
+    If the manifest does not have a fact, its field is empty.
 
-    methods: method name by label; None if it is not known.
+    methods: label -> method name. The name is None if it is not known.
     tasks: names of the tasks.
-    prompts: task, cluster, family and category of each turn.
-    workers: workers of the cluster.
-    repeats, loads: number of repeats and of loads; None if unknown.
-    seed: random seed; None if unknown.
+    prompts: (prompt id, turn) -> task, cluster, family and category.
+    workers: names of the workers of a cluster.
+    repeats, loads: number of repeats, and number of loads (values of --load). None if unknown.
+    seed: random seed. None if unknown.
     """
 
     methods: Mapping[str, str | None] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class RunFacts:
     seed: int | None = None
 
     def check_plan(self, pass_: int, seed: int) -> None:
-        """Raise ValueError if the run does not have this repeat or seed."""
+        """Raise ValueError if the run does not have this repeat number or this random seed."""
         load, repeat = divmod(pass_, LOAD_PASS_OFFSET)
         if self.repeats is not None:
             planned = f"{pass_}, but the run has {self.repeats} repeats"
@@ -115,7 +115,7 @@ class RunFacts:
         _ensure(self.seed in (None, seed), "seed", f"{seed}, but the run has seed {self.seed}")
 
     def check(self, record: Record) -> None:
-        """Raise ValueError, naming the field, if a record does not belong to this run."""
+        """Raise ValueError if a record does not belong to this run. The message names the field."""
         self.check_plan(record.pass_, record.seed)
         if self.methods:
             known = record.label in self.methods
@@ -144,7 +144,7 @@ SharedFacts = tuple[tuple[str, tuple[object, ...]], ...]
 
 
 def shared_facts(record: Record) -> SharedFacts:
-    """Return the facts that all records of the same prompt, and of the same method, share."""
+    """Return facts that all records of the same prompt, or of the same method, must share."""
     return (
         (f"prompt {record.prompt_id}", _prompt_facts(record)),
         (f"row {record.label}", (record.method, record.peer)),
@@ -152,9 +152,10 @@ def shared_facts(record: Record) -> SharedFacts:
 
 
 def check_agreement(facts: SharedFacts, earlier: dict[str, tuple[object, ...]]) -> None:
-    """Check that a record agrees with earlier records on its prompt and its method.
+    """Check that a record agrees with earlier records about its prompt and its method.
 
     Args:
+        facts: facts of the record: pairs of a subject (a prompt or a method) and its facts.
         earlier: facts of earlier records, by subject. New subjects are added.
 
     Raises:
@@ -227,7 +228,10 @@ def _validate_tokens(record: Record) -> None:
 
 
 def _validate_steps(record: Record) -> None:
-    """Raise ValueError if the step counters contradict the origins of the tokens."""
+    """Raise ValueError if the counters of the steps contradict the field `origin`.
+
+    The field `origin` has the source of each token.
+    """
     steps, origin = record.steps, record.origin
     if steps is None or origin is None:
         return
@@ -261,7 +265,12 @@ def _validate_steps(record: Record) -> None:
 
 
 def _reject_step(steps: Steps, step: int, words: list[str]) -> None:
-    """Raise ValueError that names the rule that a step breaks."""
+    """Raise the ValueError for an invalid step. The message names the rule that the step breaks.
+
+    Args:
+        step: index of the step.
+        words: source of each token that the step generated.
+    """
     levels, accepted, committed = steps.levels[step], steps.accepted[step], steps.committed[step]
     relaxed = 0 if steps.relaxed is None else steps.relaxed[step]
     kept, where = accepted + relaxed, f"step {step + 1}"
@@ -282,7 +291,7 @@ def _reject_step(steps: Steps, step: int, words: list[str]) -> None:
 
 
 def _validate_columns(trace: Trace) -> None:
-    """Raise ValueError if the columns of a trace contradict each other."""
+    """Raise ValueError if the columns of a trace have different lengths or impossible values."""
     n = len(trace.kind)
     for f in ("n_tokens", "t0_ns", "t1_ns"):
         _ensure(len(getattr(trace, f)) == n, f"forwards.{f}", "not as long as forwards.kind")
@@ -294,7 +303,7 @@ def _validate_columns(trace: Trace) -> None:
 
 
 def _validate_trace(record: Record, counted: ForwardCounts | None) -> None:
-    """Raise ValueError if the forwards in the trace contradict the steps and counters."""
+    """Raise ValueError if the trace of forwards contradicts the other counters of the record."""
     trace, steps = record.forwards, record.steps
     if trace is None or steps is None or counted is None:
         return
@@ -304,7 +313,8 @@ def _validate_trace(record: Record, counted: ForwardCounts | None) -> None:
         _ensure(recorded == count, name, f"{recorded}, but the trace has {count}")
     needed = len(steps.levels) + 1
     if record.guarantee not in LOSSLESS and all(kind.model != "target" for kind in trace.kinds):
-        # The draft model decoded alone, with one forward per token.
+        # No target forward: the method is the draft model alone. It needs one draft forward per
+        # token.
         _ensure(drafts >= needed, "draft_forwards", f"{drafts}, but the tokens need {needed}")
         return
     enough = targets >= needed

@@ -1,7 +1,7 @@
-"""Reading and appending of JSON lines files, so that a crash loses at most the last line.
+"""Reading of JSON lines files, and appending to them. A crash loses at most the last line.
 
-Lines are appended and fsynced. A line is complete once its newline is on disk. An incomplete last
-line is ignored by readers, and removed before the next append.
+Appended lines are written to disk with fsync. A line is complete once its newline is on disk.
+Readers ignore an incomplete last line. The next append removes it.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _LOCK_RETRY_S = 0.05
 
 
 def append(path: Path, lines: Iterable[str], expected: int | None = None) -> int:
-    """Write all lines at once and wait until the disk has them.
+    """Write all lines at once, and wait until they are on disk.
 
     Args:
-        expected: expected size of the file in bytes before the write; None skips the check.
+        expected: expected size of the file in bytes before the write. None skips this check.
 
     Returns:
         The new size in bytes.
 
     Raises:
         UsageError: the path is a link, a folder or a device.
-        ConcurrentWriteError: the file has another size, so another program changed it, or it stays
-            locked. Nothing is written.
+        ConcurrentWriteError: the file has another size than expected, so another program changed
+            it. Or another program keeps it locked. Nothing is written.
         OSError: the file cannot be written.
     """
     data = "".join(f"{line}\n" for line in lines).encode()
@@ -67,7 +67,7 @@ def _lock(fd: int, path: Path) -> None:
     """Lock a file until it is closed.
 
     Raises:
-        ConcurrentWriteError: another program keeps it locked for `LOCK_WAIT_S`.
+        ConcurrentWriteError: another program keeps the file locked for `LOCK_WAIT_S`.
     """
     end = time.monotonic() + LOCK_WAIT_S
     while fcntl is not None:
@@ -87,7 +87,7 @@ def _lock(fd: int, path: Path) -> None:
 
 @contextmanager
 def name_file_in_errors(path: Path) -> Iterator[None]:
-    """Add the file name to system errors: errors of a write do not name the file."""
+    """Add the file name to OSError in the `with` block, because write errors do not contain it."""
     try:
         yield
     except OSError as error:
@@ -98,10 +98,10 @@ def name_file_in_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection in the context, for code that reads many records.
+    """Disable garbage collection in the `with` block, for code that reads many records.
 
-    The collector would scan the growing number of records again and again, though they have no
-    reference cycles.
+    The collector would scan the growing number of records again and again. It would find nothing,
+    because records have no reference cycles.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -122,11 +122,12 @@ def check_file(path: Path) -> None:
 def read(
     path: Path, start: int = 0, end: int = sys.maxsize, first: int = 1
 ) -> Iterator[tuple[int, str]]:
-    """Yield the complete lines with their numbers; nothing if there is no file.
+    """Yield the complete lines of a file with their line numbers. Without a file, yield nothing.
 
     Args:
-        start, end: range of bytes in which the lines begin. A line begins at `start`.
-        first: number of that line.
+        start, end: range of bytes. Lines that begin in this range are read. A line begins at
+            `start`.
+        first: number of the line that begins at `start`.
 
     Raises:
         UsageError: the path is a folder or a device, or a line is not UTF-8.
@@ -153,7 +154,7 @@ def read(
 
 
 def _drop_half_line(file: IO[bytes], size: int) -> None:
-    """Remove an incomplete last line: truncate the file after its last newline."""
+    """Truncate a file after its last newline, to remove an incomplete last line."""
     end = size
     while end:
         start = max(0, end - _CHUNK)

@@ -31,15 +31,16 @@ _MAX_BYTES = 4096
 
 
 class Lock:
-    """Exclusive right to write into a folder.
+    """Lock of a folder: the exclusive right to write into this folder.
 
-    The lock lasts until `release`, or until this process and those that inherited `fd` have ended.
+    The lock lasts until `release`. Without `release`, it lasts until this process has ended, and
+    all processes that inherited `fd` have ended.
 
     Attributes:
         fd: file descriptor of the locked file.
 
     Raises:
-        UsageError: another process has the lock, or specbench did not write the file.
+        UsageError: another process has the lock, or specbench did not write the lock file.
         OSError: the folder cannot be written to.
     """
 
@@ -53,15 +54,16 @@ class Lock:
         self.fd = fd
 
     def check(self) -> None:
-        """Raise ConcurrentWriteError unless the locked file is still the one in the folder.
+        """Raise ConcurrentWriteError if the lock file is no longer the file that this object
+        locked.
 
-        If the file was removed, another process can create and lock a new one.
+        If the lock file was removed, another process can create a new lock file and lock it.
         """
         if not _refers_to(self._path, self.fd):
             raise _lost_lock_error(self._path.parent)
 
     def release(self) -> None:
-        """Release the lock; a second call does nothing."""
+        """Release the lock. A second call does nothing."""
         if self.fd >= 0:
             if _refers_to(self._path, self.fd):
                 self._path.unlink(missing_ok=True)
@@ -71,8 +73,9 @@ class Lock:
     def _take(self) -> int | None:
         """Return the file descriptor of the locked file, or None if the lock is not available.
 
-        The lock is not available if another process has it or removes the file, or if specbench did
-        not write the file. A file that a killed process left, even an empty one, is taken over.
+        The lock is not available if another process has locked or just removed the file, or if
+        specbench did not write the file. A file of a killed process is locked again, even if it is
+        empty.
         """
         own = json.dumps({"pid": os.getpid(), "host": platform.node()}).encode()
         fd = files.open_own(self._path, os.O_RDWR | os.O_CREAT)
@@ -95,7 +98,7 @@ class Lock:
 
 
 class SharedLock:
-    """View of a run's lock in a child process, whose parent process has the lock.
+    """Lock of a run's folder, as a child process sees it. The parent process has the lock.
 
     Raises:
         ConcurrentWriteError: the parent process does not have the lock.
@@ -113,13 +116,13 @@ class SharedLock:
             raise _lost_lock_error(folder)
 
     def check(self) -> None:
-        """Raise ConcurrentWriteError if `Lock.check` would raise it in the parent process."""
+        """Raise ConcurrentWriteError if the parent process no longer has the lock."""
         if not _refers_to(self._path, self._fd):
             raise _lost_lock_error(self._path.parent)
 
 
 def is_lock(path: Path) -> bool:
-    """Return True if specbench made this lock file, whether its process still runs or not."""
+    """Return True if specbench wrote this lock file. The process that wrote it may have ended."""
     try:
         return _is_own(files.read_own(path) or b"")
     except (OSError, UsageError):
@@ -129,7 +132,8 @@ def is_lock(path: Path) -> bool:
 def _is_own(content: bytes) -> bool:
     """Return True if specbench wrote the content of the lock file.
 
-    A full disk, or a kill, may leave the beginning of the content, or nothing.
+    If the disk was full or the process was killed, the content may be incomplete or empty. Such a
+    content counts as written by specbench.
     """
     half = content.startswith(b'{"pid": ') and not content.rstrip().endswith(b"}")
     return not content or half or files.json_object(content).keys() == {"pid", "host"}
@@ -146,7 +150,7 @@ def _refers_to(path: Path, fd: int) -> bool:
 
 
 def _held_error(folder: Path, path: Path) -> UsageError:
-    """Return the error for a folder whose lock is not available."""
+    """Return the error for a folder that another process has locked."""
     content = files.read_own(path) or b""
     if content and not _is_own(content):
         return UsageError(

@@ -1,7 +1,7 @@
 """Types of `manifest.json`, which describes a run.
 
-Keys that an older specbench did not write may be missing. Unknown keys are kept unchanged. Known
-keys must have the right type.
+A key may be missing if an older version of specbench wrote the manifest. Unknown keys are kept
+unchanged. Known keys must have the right type.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _Timestamp = Annotated[str, AfterValidator(_check_timestamp)]
 
 
 class _MethodConfig(TypedDict, total=False):
-    """A method of the configuration."""
+    """Method in the configuration of a run."""
 
     __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
@@ -55,7 +55,10 @@ class _MethodConfig(TypedDict, total=False):
 
 
 class _EffectiveConfig(TypedDict, total=False):
-    """The keys of the configuration whose types are checked, because specbench reads them."""
+    """Configuration of a run.
+
+    These are the keys that specbench reads, so their types are checked.
+    """
 
     __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
@@ -123,7 +126,7 @@ class _MachineFacts(TypedDict, total=False):
 
 
 class _Weights(TypedDict, total=False):
-    """Weights of a model or a head."""
+    """Manifest entry about the weights of a model or a draft head."""
 
     __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
@@ -259,7 +262,7 @@ class _Worker(TypedDict):
 
 
 class Manifest(TypedDict, total=False):
-    """The whole file."""
+    """Complete content of `manifest.json`."""
 
     __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]
 
@@ -308,7 +311,7 @@ def parse(text: str) -> dict[str, Any]:
     """Parse the text of a manifest.
 
     Raises:
-        UsageError: the schema is newer than this program's.
+        UsageError: the schema is newer than the newest schema that this program can read.
         ValueError: the text is not a manifest. The message names the key and its value.
     """
     try:
@@ -316,7 +319,7 @@ def parse(text: str) -> dict[str, Any]:
     except ValidationError as error:
         raise ValueError(format_first_problem(error)) from None
     content: dict[str, Any] = json.loads(text)  # keeps the order of keys, and integers as integers
-    # A resumed run compares its configuration with these keys, so they are not truncated.
+    # Truncate long strings, except in the keys that a resumed run compares with its configuration.
     found = {
         key: value if key in _COMPARED else truncate_texts(value) for key, value in content.items()
     }
@@ -369,7 +372,7 @@ def _check_agreement(manifest: dict[str, Any]) -> None:
 
 
 def _find_labels(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each key that names a method, with the method's label."""
+    """Yield each manifest key that names a method, together with the method's label."""
     for key in ("upper_bounds", "leaks", "dropped"):
         yield from ((key, label) for label in manifest.get(key) or ())
     for label in (manifest.get("tuning") or {}).get("rows") or ():

@@ -1,4 +1,7 @@
-"""The folder of a matrix: a series of runs with one run for each target and draft."""
+"""Folder of a matrix.
+
+A matrix is a series of runs, one for each pair of a target and a draft model.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class MatrixConfig:
 
     Attributes:
         runs: folder name -> configuration as JSON.
-        sources: source of each value of the configuration.
+        sources: name of each setting -> origin of its value, such as "command line".
     """
 
     runs: Mapping[str, str]
@@ -42,10 +45,10 @@ def is_matrix(path: Path) -> bool:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """Return the folders of a matrix's runs, in order, including runs that have not started yet.
+    """Return the folders of a matrix's runs, in order. Runs that have not started yet are included.
 
     Raises:
-        UsageError: `MATRIX` cannot be read.
+        UsageError: the file `MATRIX` cannot be read.
     """
     file = path / MATRIX
     try:
@@ -65,10 +68,11 @@ def run_folders(path: Path) -> list[Path]:
 
 
 def create(path: Path, order: MatrixConfig) -> None:
-    """Create the folder of a matrix, without its runs.
+    """Create the folder of a matrix, without the folders of its runs.
 
     Raises:
-        UsageError: the folder is not empty, or cannot be written. OSError: the disk is full.
+        UsageError: the folder is not empty, or cannot be written.
+        OSError: the disk is full.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -91,15 +95,15 @@ def create(path: Path, order: MatrixConfig) -> None:
 
 
 def resume_file(path: Path) -> Path:
-    """Return the path of the file with the configurations of the runs."""
+    """Return the path of the file that stores the configurations of a matrix's runs."""
     return path / _RESUME_FILE
 
 
 def read_config(path: Path) -> MatrixConfig | None:
-    """Return the configurations of the runs; None if all runs are finished.
+    """Return the configurations of the runs of a matrix. Return None if all runs are finished.
 
     Raises:
-        UsageError: the file is damaged.
+        UsageError: the file with the configurations is damaged.
     """
     try:
         content = json.loads(files.read_text(path / _RESUME_FILE, _MOST_BYTES))
@@ -119,12 +123,12 @@ def finish(path: Path) -> None:
 
 
 def _is_order(content: bytes) -> bool:
-    """Return True if `create` wrote the content as the order file."""
+    """Return True if `create` wrote the content of a file as the file with the configurations."""
     return files.json_object(content).keys() == {"runs", "sources"}
 
 
 def _is_matrix(content: bytes) -> bool:
-    """Return True if `create` wrote the content as the matrix file."""
+    """Return True if `create` wrote the content of a file as the file `MATRIX`."""
     return files.json_object(content).keys() == {"runs"}
 
 

@@ -1,7 +1,8 @@
-"""Reader of records. A large file is divided into pieces, which several processes read in parallel.
+"""Reader of records. It divides a large file into pieces, which several processes read in parallel.
 
 A piece ends at the end of a line. A child process sends one result per record to the parent
-process. If it cannot read a piece, the parent process reads that piece again and raises the error.
+process. If the child process cannot read a piece, the parent process reads this piece again and
+raises the error.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ ByteRange = tuple[int, int]
 
 
 class ParsedLine(NamedTuple, Generic[T]):
-    """Result of a function for the record of a line.
+    """Result of calling a function with the record in a line of a file.
 
     line: number of the line.
     key: key of the record.
     facts: facts in the record with which other records must agree.
-    value: the result.
+    value: result of the function.
     """
 
     line: int
@@ -53,11 +54,13 @@ class ParsedLine(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class RecordReader:
-    """Parser of a file's lines. It checks that each line is a valid record of the run.
+    """Parser of the lines of a file with records.
 
-    known: facts about the run.
+    It checks that each line is a valid record of the run.
+
+    known: facts about the run with which each record must agree.
     vocabulary: vocabulary size of the target.
-    digests: digest of each line, by the digest of its key.
+    digests: digest of a record's key -> digest of the record's line.
     complete: True if `digests` has all lines that the run wrote.
     """
 
@@ -68,7 +71,7 @@ class RecordReader:
     complete: bool = False
 
     def record(self, number: int, line: str) -> Record:
-        """Return the record of a line. Raise UsageError, with the line number, if it is invalid."""
+        """Return the record in a line. If it is invalid, raise UsageError with the line number."""
         try:
             record = from_json(line)
             validate(record, self.vocabulary)
@@ -81,7 +84,7 @@ class RecordReader:
     def read(
         self, make: Callable[[Record], T], span: ByteRange = (0, sys.maxsize), first: int = 1
     ) -> Iterator[ParsedLine[T]]:
-        """Yield the result of `make` for each record in a byte range.
+        """Yield the result of the function `make` for each record in a byte range of the file.
 
         Args:
             first: line number of the first line in the range.
@@ -96,8 +99,8 @@ def check_line(key: object, line: str, digests: Mapping[str, str], *, complete: 
 
     Args:
         key: Key of the record or prompt in the line.
-        digests: Digest of each line, by the digest of its key.
-        complete: True if the run wrote no lines except those with a digest.
+        digests: digest of a key -> digest of the line with this key.
+        complete: True if the run wrote no other lines than those with a digest.
     """
     expected = digests.get(short_digest(key))
     if expected is None and complete:
@@ -113,7 +116,7 @@ def invalid_record_error(file: Path, number: int, why: object) -> UsageError:
 
 
 def repair_hint(file: Path, number: int) -> str:
-    """Return a hint to delete a damaged line and measure its output again."""
+    """Return a hint to delete a damaged line, and to measure its output again."""
     from specbench_cli.store.manifest import RESUME_FILE
 
     delete = f"delete that line: sed -i {number}d {shlex.quote(str(file))}"
@@ -128,10 +131,11 @@ def read_records(reader: RecordReader, make: Callable[[Record], T]) -> Iterator[
 
     Args:
         reader: parser of the file.
-        make: a function at the top level of a module, because other processes call it.
+        make: the function. It must be at the top level of a module, because other processes import
+            and call it.
 
     Raises:
-        UsageError: as `RecordReader.record`.
+        UsageError: a line is not a valid record of the run, see `RecordReader.record`.
     """
     jsonl.check_file(reader.file)
     spans, processes = _split_file(reader.file), min(_MAX_PROCESSES, usable_cpus())
@@ -155,17 +159,23 @@ def read_records(reader: RecordReader, make: Callable[[Record], T]) -> Iterator[
 
 
 def _renumber(line: int, piece: Iterable[ParsedLine[T]]) -> Iterator[ParsedLine[T]]:
-    """Return the parsed lines of a piece, numbered after the line `line` that precedes it."""
+    """Return the parsed lines of a piece with line numbers of the whole file.
+
+    Args:
+        line: number of lines before the piece.
+        piece: parsed lines, numbered from the start of the piece.
+    """
     return (ParsedLine(line + number, key, own, made) for number, key, own, made in piece)
 
 
 class _ReaderProcess:
-    """A child process that reads some pieces in order."""
+    """Child process that reads some pieces of a file, one after another."""
 
     def __init__(
         self, reader: RecordReader, make: Callable[[Record], Any], spans: list[ByteRange]
     ) -> None:
-        # The child ignores Ctrl-C. The parent process handles it and ends the child.
+        # The child process ignores Ctrl-C. The parent process handles Ctrl-C and ends the child
+        # process.
         command = python_command(f"{__name__}:child", ignores_interrupts=True)
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe)
@@ -182,7 +192,10 @@ class _ReaderProcess:
         self._process.wait()
 
     def read_piece(self) -> list[ParsedLine[Any]] | None:
-        """Return the next piece; None if it could not be read, or if the process died."""
+        """Return the parsed lines of the next piece.
+
+        Return None if the child process could not read the piece, or has ended.
+        """
         try:
             found: list[ParsedLine[Any]] | None = pickle.load(self._replies)  # noqa: S301 (our own process sends it)
         except (EOFError, pickle.UnpicklingError):
@@ -191,7 +204,7 @@ class _ReaderProcess:
 
 
 def child() -> None:
-    """Read pieces and send the results to the parent process."""
+    """Run a child process: read pieces of a file, and send the results to the parent process."""
     reader, make, spans = pickle.load(sys.stdin.buffer)  # noqa: S301 (so does this one)
     with jsonl.pause_garbage_collection(), suppress(BrokenPipeError):
         for span in spans:
@@ -204,7 +217,7 @@ def child() -> None:
 
 
 def _split_file(file: Path) -> list[ByteRange]:
-    """Return the byte ranges of a file's pieces; an empty list if there is no file."""
+    """Return the byte range of each piece of a file. Return an empty list if there is no file."""
     if not file.exists():
         return []
     ends, size = [0], file.stat().st_size

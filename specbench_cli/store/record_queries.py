@@ -1,4 +1,4 @@
-"""Functions over a run's records: acceptance rate, and records of prompts that can be decoded."""
+"""Questions that the records of a run answer: its acceptance rate, and which prompts failed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ from specbench_cli.store.schema import Record
 
 
 def resolve_acceptance(value: str) -> str:
-    """Return the value of `--acceptance`: a number as typed, or the measured rate of a run."""
+    """Return the acceptance rate that the value of `--acceptance` means.
+
+    A number is returned unchanged. For the name of a run, return the rate that this run
+    measured.
+    """
     number = re.fullmatch(r"[-+.\d][-+.\deE]*", value)
     return value if number else f"{measure_acceptance(value):.4f}"
 
 
 def measure_acceptance(name: str) -> float:
-    """Return accepted levels / tested levels of the lossless methods that use a draft model.
+    """Return the acceptance rate in a run: accepted levels / tested levels.
+
+    Only lossless methods that use a draft model are included.
 
     Args:
         name: the run's folder, or `last`.
+
     Raises:
         UsageError: there is no such run, or it has no such method.
     """
@@ -47,7 +54,7 @@ def measure_acceptance(name: str) -> float:
 
 
 def no_output_error(path: Path) -> UsageError:
-    """Return the error for a run without records: it has just begun, or its records were removed.
+    """Return the error for a run without records. It has just begun, or its records were removed.
 
     Args:
         path: folder of the run.
@@ -68,8 +75,9 @@ def no_output_error(path: Path) -> UsageError:
 def drop_prompt_errors(records: Iterable[Record], baseline: Iterable[Record]) -> list[Record]:
     """Return the records of prompts that the model can decode.
 
-    The other prompts fail for every method, so they do not count as failures of a method. The
-    records of the baseline decide, because another method could fake this error.
+    A prompt that the model cannot decode fails for every method. So it does not count as a failure
+    of a method. Only the records of the baseline decide which prompts these are, because another
+    method could fake the error.
     """
     failed = {(r.prompt_id, r.turn, r.pass_) for r in baseline if r.has_prompt_error}
     if not failed:

@@ -1,4 +1,4 @@
-"""The folder of a run: reading and writing of its manifest, prompts and records."""
+"""Folder of a run. This module reads and writes its manifest, prompts and records."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ COSTS = "costs-{}.json"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt (a turn of a question) with its token ids: a line of `prompts.jsonl`."""
+    """One prompt (a turn of a question) with its token ids. It is a line of `prompts.jsonl`."""
 
     __pydantic_config__ = STRICT
 
@@ -90,7 +90,7 @@ def _prompt_adapter() -> TypeAdapter[Prompt]:
 
 
 class _RecordPrompt(TypedDict):
-    """Prompt id of a record."""
+    """Field of a record that contains its prompt id. Other fields are ignored."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="ignore")  # type: ignore[misc]
 
@@ -111,7 +111,7 @@ class _RecordHeader(TypedDict):
 
 
 class _RecordConsistency:
-    """Check that the records of a file do not contradict or repeat each other."""
+    """Checker that the records of a file neither contradict nor repeat each other."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -119,7 +119,13 @@ class _RecordConsistency:
         self._facts: dict[str, tuple[object, ...]] = {}
 
     def check(self, number: int, key: RecordKey, own: SharedFacts) -> None:
-        """Raise UsageError if a line's record contradicts or repeats an earlier record."""
+        """Raise UsageError if a record contradicts or repeats an earlier record.
+
+        Args:
+            number: line number of the record.
+            key: key of the record.
+            own: facts of the record with which other records must agree.
+        """
         try:
             check_agreement(own, self._facts)
         except ValueError as error:
@@ -130,14 +136,14 @@ class _RecordConsistency:
 
 
 class RunDir:
-    """The folder of a run. Use `create` or `open` to construct one.
+    """Folder of a run. Use `create` or `open` to construct this object.
 
     Attributes:
         path: the folder.
         manifest: content of `manifest.json`.
-        lock: the lock that gives this process the exclusive right to write here.
-        resume_config: content of `RESUME_FILE`. If another program removed the file, an
-            interrupted run writes it again. None disables this.
+        lock: lock that gives this process the exclusive right to write to the folder.
+        resume_config: configuration of the run, which the file `RESUME_FILE` stores. If the run is
+            interrupted and the file is missing, it is written again. None disables this.
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
@@ -148,7 +154,8 @@ class RunDir:
         self._watched: Lock | SharedLock | None = None
         self._sizes: dict[str, int] = {}  # sizes in bytes of the files that are appended to
         self._answered: dict[RecordKey, list[int] | None] | None = None
-        # File name -> digest of a line's key -> digest of the line, for all lines of the run.
+        # File name -> digest of a record's or prompt's key -> digest of its line. It has all lines
+        # of the run.
         self._digests: dict[str, dict[str, str]] = {_RECORDS: {}, _PROMPTS: {}}
         self._merge_digests()
         self._seals: dict[str, FileSeal] = {}
@@ -157,12 +164,15 @@ class RunDir:
     def create(
         cls, path: Path, manifest: Mapping[str, Any], resume_config: str | None = None
     ) -> RunDir:
-        """Start a run in a new or empty folder. Its status is "running" until `close`.
+        """Start a run in a new or empty folder.
 
-        Files that a process left when it was killed during `create` are ignored.
+        The status in the manifest is "running" until `close`. If a process was killed during
+        `create`, it may have left files in the folder. Such files are ignored.
 
         Args:
-            resume_config: content of `RESUME_FILE`. If given, this process also locks the folder.
+            resume_config: content of `RESUME_FILE`. If it is given, this process also locks the
+                folder.
+
         Raises:
             UsageError: the folder contains a run or other files, cannot be written, or is locked.
             OSError: the disk is full.
@@ -199,7 +209,10 @@ class RunDir:
         self._write_manifest()
 
     def _check_empty(self) -> None:
-        """Raise UsageError if the folder contains files that are not from a run."""
+        """Raise UsageError if the folder is not empty.
+
+        Files that a process left when it was killed during `create` are ignored.
+        """
         if not self.holds_run(self.path) and not all(map(_is_leftover, self.path.iterdir())):
             raise UsageError(
                 f"{self.path} is not empty, but contains no run",
@@ -226,7 +239,7 @@ class RunDir:
         return cls(path, manifest)
 
     def acquire_lock(self) -> None:
-        """Lock the folder for this process until `release`, or until the process ends.
+        """Lock the folder. The lock lasts until `release`, or until this process ends.
 
         Raises:
             UsageError: another process has the lock.
@@ -238,7 +251,7 @@ class RunDir:
                 file.unlink(missing_ok=True)
 
     def remove_dead_lock(self) -> None:
-        """Remove the lock of a process that was killed before it released the finished run."""
+        """Remove the lock file of a process that was killed after it finished the run."""
         if (self.path / LOCK).exists():
             with contextlib.suppress(
                 UsageError
@@ -246,7 +259,7 @@ class RunDir:
                 Lock(self.path).release()
 
     def share_parent_lock(self) -> None:
-        """Allow writes only while the parent process has the lock of the folder.
+        """Let this object write only while the parent process has the lock of the folder.
 
         Raises:
             ConcurrentWriteError: the parent process does not have the lock.
@@ -254,16 +267,20 @@ class RunDir:
         self._watched = SharedLock(self.path)
 
     def share_lock_of(self, run: RunDir) -> None:
-        """Allow writes only while the enclosing run has the lock of its folder."""
+        """Let this object write only while another run has the lock of that run's own folder.
+
+        Args:
+            run: the run whose folder contains this folder.
+        """
         self._watched = run._watched
 
     def check_lock(self) -> None:
-        """Raise ConcurrentWriteError if another process may write to the locked folder."""
+        """Raise ConcurrentWriteError if this process no longer has the lock of the folder."""
         if self._watched is not None:
             self._watched.check()
 
     def release(self) -> None:
-        """Allow other processes to write into the folder."""
+        """Release the lock, so that other processes can write to the folder."""
         if self.lock is not None:
             self.lock.release()
             self.lock = self._watched = None
@@ -274,11 +291,11 @@ class RunDir:
         return (path / _MANIFEST).exists()
 
     def read(self) -> None:
-        """Read the manifest again, with the changes of other processes of the run.
+        """Read the manifest again. Other processes of the run may have changed it.
 
         Raises:
-            UsageError: as `open`.
-            ConcurrentWriteError: it is the manifest of another run.
+            UsageError: the manifest is missing or damaged.
+            ConcurrentWriteError: the file is now the manifest of another run.
         """
         found = RunDir.open(self.path).manifest
         began, now = (each.get("created_utc") for each in (self.manifest, found))
@@ -292,25 +309,25 @@ class RunDir:
         self._merge_digests()
 
     def _merge_digests(self) -> None:
-        """Add the digests in the manifest, which other processes of the run may have written."""
+        """Add the digests of lines that other processes of the run have stored in the manifest."""
         for name, found in (self.manifest.get("line_digests") or {}).items():
             self._digests[name] = self._digests.get(name, {}) | found
 
     def mark_running(self) -> None:
-        """Mark the run as running again."""
+        """Mark a run that was interrupted or finished as running again."""
         self.update(status="running")
 
     def update(self, **facts: Any) -> None:
-        """Store facts in the manifest. They replace earlier values."""
+        """Store facts in the manifest. They replace earlier values of the same keys."""
         self.manifest |= facts
         self._write_manifest()
 
     def remove_resume_config(self) -> None:
-        """Remove the file with the configuration, which is only needed to resume the run."""
+        """Remove the file with the configuration, which is needed only to resume the run."""
         files.remove_own(self.path / RESUME_FILE, _is_order)
 
     def close(self, status: Literal["finished", "interrupted"], **facts: Any) -> None:
-        """Write the final manifest, with the facts that are only known at the end."""
+        """Write the final manifest. It includes facts that are known only at the end of the run."""
         if status == "finished" and self._watched is not None:
             self.manifest.pop("line_digests", None)
             facts["files"] = self._seals or self._seal()
@@ -332,7 +349,7 @@ class RunDir:
             self.path.rmdir()
 
     def append(self, records: Iterable[Record]) -> None:
-        """Append records. They are on disk when this returns.
+        """Append records to the file with the records. When this returns, they are on disk.
 
         Raises:
             ValueError: a record is invalid.
@@ -348,14 +365,14 @@ class RunDir:
             self._answered |= {record.key: record.output_ids for record in records}
 
     def read_output_ids(self) -> Mapping[RecordKey, list[int] | None]:
-        """Return the token ids of every record by its key.
+        """Return the token ids of every record, by the key of the record.
 
-        The file is read once, five times faster than by `records`, which also checks the content
-        of each record. Records that another process adds later are not included.
+        The file is read only once. This is five times faster than `records`, because most fields
+        are not checked. Records that another process adds later are not included.
 
         Raises:
-            UsageError: a line is not a record, or another program changed or added it; two records
-                have the same key; a prompt is damaged.
+            UsageError: a line is not a record, or another program changed or added it. Or two
+                records have the same key, or a prompt is damaged.
         """
         if self._answered is None:
             self._adopt_prompts()
@@ -371,11 +388,12 @@ class RunDir:
         return self._answered
 
     def reread_output_ids(self) -> Mapping[RecordKey, list[int] | None]:
-        """Read the records again and return `read_output_ids`, including records of other
-        processes.
+        """Read the file again, and return the token ids of every record, by the key of the record.
+
+        Records that other processes have added are included.
 
         Raises:
-            UsageError: as `read_output_ids`.
+            UsageError: see `read_output_ids`.
             ConcurrentWriteError: another program changed or added a record during the run.
         """
         self._seals = self._seal()  # seal first, so that readers notice a later change
@@ -404,17 +422,17 @@ class RunDir:
         return file.is_file() and file.stat().st_size > 0
 
     def has_written(self, key: RecordKey) -> bool:
-        """Return True if a process of this run wrote or read the record."""
+        """Return True if a process of this run wrote the record with a key, or has read it."""
         return short_digest(key) in self._digests[_RECORDS]
 
     def store_line_digests(self) -> None:
-        """Store digests of the lines that a killed process of this run wrote."""
+        """Store digests of lines without a digest, which a killed process of this run wrote."""
         for _, key, line, _ in self._record_headers():
             self._digests[_RECORDS].setdefault(short_digest(key), short_digest(line))
         self._adopt_prompts()
 
     def _adopt_prompts(self) -> None:
-        """Check the prompts, and store a digest of each prompt that has none."""
+        """Check all prompts, and store a digest of each prompt that has no digest yet."""
         digests = self._digests[_PROMPTS]
         for prompt, line in self._prompt_lines(digests, complete=self._is_complete):
             digests.setdefault(short_digest((prompt.prompt_id, prompt.turn)), short_digest(line))
@@ -423,11 +441,12 @@ class RunDir:
         """Return the line number, key, line and token ids of every record.
 
         Raises:
-            UsageError: a line is not a record; two records have the same key; the run does not
-                have the repeat or the seed of a record.
+            UsageError: a line is not a record. Or two records have the same key. Or the run does
+                not have the repeat or the seed of a record.
         """
         file, seen, known = self.path / _RECORDS, set[RecordKey](), self._planned_facts()
-        # Store the size before reading, so that a concurrent write is noticed.
+        # Store the size of the file before reading it. If another process then writes, the next
+        # append finds a different size and fails.
         self._sizes[file.name] = file.stat().st_size if file.exists() else 0
         for number, line in jsonl.read(file):
             try:
@@ -443,7 +462,7 @@ class RunDir:
             yield number, key, line, header["output_ids"]
 
     def unplanned_record_error(self, key: RecordKey) -> UsageError:
-        """Return the error for a record that the plan of the run does not contain."""
+        """Return the error for a record that does not belong to the plan of the run."""
         file = self.path / _RECORDS
         number = next(n for n, found, _, _ in self._record_headers() if found == key)
         prompt, turn, label, pass_ = key
@@ -454,15 +473,15 @@ class RunDir:
         )
 
     def records(self, prompt_ids: Container[str] | None = None) -> Iterator[Record]:
-        """Return all complete records, in the order written.
+        """Return all complete records, in the order in which they were written.
 
         Args:
-            prompt_ids: return only the records of these prompts. This is five times as fast,
+            prompt_ids: return only the records of these prompts. This is up to five times faster,
                 because other lines are not checked. None returns all records.
 
         Raises:
-            UsageError: a line is not a valid record; a record contradicts another record, the
-                manifest or its prompt; two records have the same key; a prompt is damaged.
+            UsageError: a line is not a valid record. Or a record contradicts another record, the
+                manifest or its prompt. Or two records have the same key. Or a prompt is damaged.
         """
         self._check_seal(_PROMPTS, self._prompt_lines)
         self._check_seal(_RECORDS, self._records)
@@ -478,15 +497,15 @@ class RunDir:
             yield record
 
     def map_records(self, make: Callable[[Record], T]) -> Iterator[T]:
-        """Return the results of a function for every record, in the order written.
+        """Return the result of a function for every record, in the order of the file.
 
-        Several processes read a large file.
+        Several processes read a large file in parallel.
 
         Args:
-            make: a function at the top level of a module, so that it can be pickled.
+            make: the function. It must be at the top level of a module, so that it can be pickled.
 
         Raises:
-            UsageError: as `records`.
+            UsageError: see `records`.
         """
         self._check_seal(_PROMPTS, self._prompt_lines)
         self._check_seal(_RECORDS, self._records)
@@ -508,19 +527,19 @@ class RunDir:
     def _is_complete(self) -> bool:
         """Return True if the manifest has a digest of every line that the run wrote.
 
-        A killed run may have lines without a digest.
+        If a run was killed, some of its lines may have no digest.
         """
         return self.manifest.get("status") == "interrupted" and "line_digests" in self.manifest
 
     def _seal(self) -> dict[str, FileSeal]:
-        """Return the size and SHA-256 of the files with records and prompts."""
+        """Return the size and the SHA-256 of the file with records and of the file with prompts."""
         found = {name: seal(self.path / name) for name in (_RECORDS, _PROMPTS)}
         return {name: each for name, each in found.items() if each is not None}
 
     def _is_changed(self, name: str) -> bool:
-        """Return True if a file changed since the run was finished.
+        """Return True if a file has changed since the run was finished.
 
-        A file that was removed or emptied contains nothing wrong, and does not count as changed.
+        A removed or emptied file does not count as changed, because it contains nothing wrong.
         """
         expected = self.manifest.get("files")
         if not expected or self.manifest.get("status") != "finished":
@@ -529,10 +548,12 @@ class RunDir:
         return found is not None and found["bytes"] > 0 and found != expected.get(name)
 
     def _check_seal(self, name: str, read: Callable[[], Iterator[Any]]) -> None:
-        """Raise UsageError if a file changed since the run was finished.
+        """Raise UsageError if a file has changed since the run was finished.
 
         Args:
-            read: Reads the file. The error is the one that this raises, if any.
+            name: name of the file.
+            read: function that reads the file. If it raises an error, this error is raised, because
+                it names the changed line.
         """
         if not self._is_changed(name):
             return
@@ -552,7 +573,9 @@ class RunDir:
         )
 
     def accept_changes(self) -> None:
-        """Label a finished run whose files changed, so that they can be read again.
+        """Accept changes of a finished run's files, so that the files can be read again.
+
+        The manifest then labels the run as mixed.
 
         Raises:
             UsageError: a file contains a line that is not valid.
@@ -565,7 +588,7 @@ class RunDir:
         self.update(files=self._seal(), mixed=[*(self.manifest.get("mixed") or []), *words])
 
     def _planned_facts(self) -> RunFacts:
-        """Return the seed and the numbers of repeats and loads in the manifest."""
+        """Return facts from the manifest: the random seed, and the numbers of repeats and loads."""
         effective = (self.manifest.get("config") or {}).get("effective") or {}
         loads = None
         with contextlib.suppress(ValueError):
@@ -576,7 +599,7 @@ class RunDir:
         )
 
     def _run_facts(self) -> RunFacts:
-        """Return the facts in the manifest and the prompts that records must agree with."""
+        """Return the facts with which records must agree, from the manifest and the prompts."""
         manifest = self.manifest
         return replace(
             self._planned_facts(),
@@ -590,13 +613,16 @@ class RunDir:
         )
 
     def append_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Append prompts. They are on disk when this returns."""
+        """Append prompts to the file with the prompts. When this returns, they are on disk."""
         prompts = list(prompts)
         lines = [json.dumps(asdict(prompt), separators=(",", ":")) for prompt in prompts]
         self._append(_PROMPTS, lines, [(prompt.prompt_id, prompt.turn) for prompt in prompts])
 
     def _append(self, name: str, lines: Sequence[str], keys: Sequence[object]) -> None:
-        """Append lines to a file. Under a lock, check that no other process wrote to it."""
+        """Append lines to a file.
+
+        If the folder is locked, check that no other process wrote to the file.
+        """
         self.check_lock()
         if self._watched is not None:  # before writing: a full disk may keep some of the lines
             pairs = zip(map(short_digest, keys), map(short_digest, lines), strict=True)
@@ -610,23 +636,30 @@ class RunDir:
             ) from error
 
     def prompts(self) -> Iterator[Prompt]:
-        """Return all complete prompts, in the order written.
+        """Return all complete prompts, in the order in which they were written.
 
         Raises:
-            UsageError: a line is damaged, or another program changed or added it; two prompts have
-                the same turn; a turn lacks the one before it; the run does not have the task or a
-                token id; a task has more questions than in the run.
+            UsageError: a line is damaged, or another program changed or added it. Or two prompts
+                have the same id and turn, or an earlier turn is missing. Or the run does not have
+                the prompt's task, a token id, or that many questions.
         """
         self._check_seal(_PROMPTS, self._prompt_lines)
         return self._checked_prompts()
 
     def _checked_prompts(self) -> Iterator[Prompt]:
-        """Return the prompts; raise UsageError as `prompts`, except for a finished run."""
+        """Return the prompts.
+
+        Raise the errors of `prompts`, but do not check files of a finished run.
+        """
         digests = self._digests[_PROMPTS]
         return (prompt for prompt, _ in self._prompt_lines(digests, complete=self._is_complete))
 
     def check_prompts(self, planned: Container[tuple[str, int]]) -> None:
-        """Raise UsageError if there is a prompt that is not planned, given as id and turn."""
+        """Raise UsageError if the folder has a prompt that is not planned.
+
+        Args:
+            planned: planned prompts, as pairs of prompt id and turn.
+        """
         file = self.path / _PROMPTS
         for number, (prompt, _) in enumerate(self._prompt_lines(), 1):
             if (prompt.prompt_id, prompt.turn) not in planned:
@@ -639,7 +672,7 @@ class RunDir:
     def _prompt_lines(
         self, digests: Mapping[str, str] = MappingProxyType({}), *, complete: bool = False
     ) -> Iterator[tuple[Prompt, str]]:
-        """Return every prompt and its line; for the arguments see `check_line`."""
+        """Return every prompt with its line in the file. For the arguments, see `check_line`."""
         file, seen = self.path / _PROMPTS, set[tuple[str, int]]()
         tasks = {task["name"]: task for task in self.manifest.get("tasks") or ()}
         question_counts = Counter[str]()
@@ -667,7 +700,8 @@ class RunDir:
                 why = format_first_problem(error) if isinstance(error, ValidationError) else error
                 raise UsageError(
                     f"{file}, line {number} is not a valid prompt: {why}",
-                    # Do not suggest to delete a line: records of a deleted prompt are not valid.
+                    # Do not suggest to delete a line that was changed. Without its prompt, the
+                    # records of the prompt would be invalid.
                     hint=f"if that line was added, delete it: sed -i {number}d"
                     f" {shlex.quote(str(file))}; if it was changed, restore it from a copy, or"
                     " begin a new run: specbench run",
@@ -676,15 +710,20 @@ class RunDir:
             yield prompt, line
 
     def _vocabulary(self) -> int:
-        """Return the target's vocabulary size; 2^63 if the manifest does not state it."""
+        """Return the target's vocabulary size.
+
+        Return 2^63 if the manifest does not state the size.
+        """
         return (self.manifest.get("models", {}).get("target") or {}).get("vocab_size") or 2**63
 
     @contextlib.contextmanager
     def forbid_changes(self, who: str) -> Iterator[None]:
-        """Check that the code in the context does not change the run's files.
+        """Check that the code in the `with` block does not change the run's files.
 
         Args:
-            who: owner of the code. The manifest stores it under `spoiled` if a file changed.
+            who: owner of the code. If a file changed, the manifest stores the owner under
+                `spoiled`.
+
         Raises:
             UsageError: a file changed.
         """
@@ -699,16 +738,16 @@ class RunDir:
                 raise self.tampering_error(f"{who} changed {' and '.join(changed)}")
 
     def tampering_error(self, how: str) -> UsageError:
-        """Return the error for a run whose files were changed by other code."""
+        """Return the error for a run whose files were changed by code of a method."""
         return UsageError(
             f"{self.path}: {how}, which only the run may write, so its results are not valid",
             hint="start a new run without that plug-in: specbench run",
         )
 
     def _stamps(self) -> dict[str, tuple[int, ...] | None]:
-        """Return inode, size and change time (ctime) of each file; None if it does not exist.
+        """Return inode, size and change time (ctime) of each file. A missing file has None.
 
-        A program cannot set the ctime, so every change of a file is visible in it.
+        A program cannot set the ctime. So every change of a file changes its ctime.
         """
         found: dict[str, tuple[int, ...] | None] = {}
         for name in (_MANIFEST, _RECORDS, _PROMPTS, RESUME_FILE):
@@ -720,7 +759,7 @@ class RunDir:
         return found
 
     def _write_manifest(self) -> None:
-        """Replace the manifest atomically: a reader sees either the old or the new one."""
+        """Replace the manifest atomically. A reader sees either the old or the new manifest."""
         self.check_lock()
         if self._watched is not None and self.manifest.get("status") != "finished":
             self.manifest["line_digests"] = self._digests
@@ -729,7 +768,7 @@ class RunDir:
 
 
 def _is_leftover(file: Path) -> bool:
-    """Return True if a process left this file when it was killed while starting a run."""
+    """Return True if a process created this file at the start of a run and was then killed."""
     if file.name == LOCK:
         return is_lock(file)
     if file.name != RESUME_FILE:
@@ -741,7 +780,10 @@ def _is_leftover(file: Path) -> bool:
 
 
 def _is_temporary(file: Path) -> bool:
-    """Return True if the file is an unfinished manifest or order of a killed process."""
+    """Return True if a killed process left this temporary file.
+
+    Temporary files are written before they replace a manifest or the configuration of a run.
+    """
     manifest = file.name.startswith(f".{_MANIFEST}.")
     if not (manifest or file.name.startswith(f"{RESUME_FILE}.")) or not files.is_temporary(file):
         return False
@@ -755,12 +797,12 @@ def _is_temporary(file: Path) -> bool:
 
 
 def _is_manifest(content: bytes) -> bool:
-    """Return True if this is the manifest of a run."""
+    """Return True if the content of a file is the manifest of a run."""
     return "status" in files.json_object(content)
 
 
 def _is_order(content: bytes) -> bool:
-    """Return True if the content is the configuration of a run, as stored in `RESUME_FILE`."""
+    """Return True if the content of a file is the configuration of a run, as in `RESUME_FILE`."""
     return {"methods", "tasks", "target"} <= files.json_object(content).keys()
 
 
@@ -770,7 +812,7 @@ def _prompt_id_adapter() -> TypeAdapter[_RecordPrompt]:
 
 
 def _may_belong_to(line: str, prompts: Container[str]) -> bool:
-    """Return True if a line may be a record of one of the prompts."""
+    """Return True if a line may be a record of one of the prompts. The line is not parsed."""
     try:
         return _prompt_id_adapter().validate_json(line)["prompt_id"] in prompts
     except ValidationError:
@@ -791,7 +833,7 @@ def _duplicate_error(file: Path, number: int, key: RecordKey) -> UsageError:
 def new_path(
     name: str, config: Mapping[str, Any], root: Path = RUNS, now: datetime | None = None
 ) -> Path:
-    """Return a folder that does not exist yet: `<root>/<utc>-<name>-<hash of the config>`."""
+    """Return a path `<root>/<utc>-<name>-<hash of the config>` that does not exist yet."""
     stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.") or "run"
@@ -803,9 +845,10 @@ def new_path(
 
 
 def register_run(path: Path, root: Path = RUNS) -> None:
-    """Store the path of a run outside `root`, relative to `root`, so that `list_runs` finds it.
+    """Store the path of a run outside `root`, so that `list_runs` finds the run.
 
-    If the path cannot be stored, `list_runs` does not find the run.
+    The path is relative to `root`. If the path cannot be stored, `list_runs` does not find the
+    run.
     """
     if path.resolve().parent == root.resolve():
         return
@@ -826,9 +869,10 @@ def _read_other_folders(root: Path) -> list[str]:
 
 
 def list_runs(root: Path = RUNS) -> list[Path]:
-    """Return the folders of all runs that were started from here and still exist.
+    """Return the folders of all runs that were started in the current folder and still exist.
 
-    Those in `root` come first. Each group is sorted by name. The runs of a matrix are included.
+    Runs in `root` come first, then runs in other folders. Both groups are sorted by name. The runs
+    of a matrix are included.
     """
     usual = {file.parent for name in (_MANIFEST, matrix.MATRIX) for file in root.glob(f"*/{name}")}
     others = {Path(os.path.normpath(root / place)) for place in _read_other_folders(root) if place}
@@ -845,10 +889,10 @@ def find_run(name: str, *, to_resume: bool = False) -> Path:
 
     Args:
         name: `last`, a folder, or the name of a folder in `RUNS`.
-        to_resume: see `find_latest`.
+        to_resume: return an unfinished run if there is one, see `find_latest`.
 
     Raises:
-        UsageError: the name is `last` and there is no such run.
+        UsageError: the name is `last`, and there is no run.
     """
     if name == "last":
         return find_latest(to_resume=to_resume)
@@ -861,16 +905,17 @@ def _holds_runs(path: Path) -> bool:
 
 
 def find_latest(root: Path = RUNS, *, to_resume: bool = False) -> Path:
-    """Return the run that `last` names on the command line.
+    """Return the run that `last` means on the command line.
 
-    This is the finished run whose manifest was written last. If that run belongs to a matrix,
+    This is the finished run whose manifest was written last. If this run belongs to a matrix,
     return the folder of the matrix.
 
     Args:
-        to_resume: return the newest unfinished run instead, or the newest run if all are finished.
+        to_resume: return the newest unfinished run instead. If all runs are finished, return the
+            newest run.
 
     Raises:
-        UsageError: there is no run, or none has finished.
+        UsageError: there is no run, or no run has finished.
     """
     runs = sorted(
         list_runs(root), key=lambda path: (path / _MANIFEST).stat().st_mtime_ns, reverse=True
@@ -888,7 +933,10 @@ def find_latest(root: Path = RUNS, *, to_resume: bool = False) -> Path:
 
 
 def _is_finished(path: Path) -> bool:
-    """Return True if a run has finished. A manifest that cannot be read counts as unfinished."""
+    """Return True if a run has finished.
+
+    If its manifest cannot be read, the run counts as unfinished.
+    """
     try:
         return RunDir.open(path).manifest.get("status") == "finished"
     except SpecbenchError:

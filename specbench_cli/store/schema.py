@@ -1,12 +1,14 @@
 """Record of one output: one method, one prompt (a turn of a question), one repeat of the run.
 
-Rules for null. Methods of other programs leave fields null that they cannot report, but never
-`ns.total`, `n_tokens` or `output_ids`. A failed output has `error`, finish "error", and nulls. A
-noisy output may have no times; it keeps ids, counters and verdict. Fields that the machine cannot
-measure (`peak_bytes`, `other_cpu`) or that the task does not have (`score`) may always be null.
+A field is null in these cases. Methods of other programs leave fields null that they cannot report,
+but never `ns.total`, `n_tokens` or `output_ids`. A failed output has an `error`, the finish
+"error", and otherwise nulls. A noisy output may have no times, but it keeps ids, counters and
+verdict. Fields that the machine cannot measure (`peak_bytes`, `other_cpu`) or that the task does
+not have (`score`) may always be null.
 
-Reading a line checks these types with their ranges. `invariants` checks the fields against each
-other. docs/reference/records.md is generated from the sections "Attributes".
+Reading a line checks the types and ranges of these classes. The module `invariants` checks the
+fields against each other. The page docs/reference/records.md is generated from the sections
+"Attributes".
 """
 
 from __future__ import annotations
@@ -78,8 +80,9 @@ class Params:
 
     Attributes:
         passed: parameters that the user gave.
-        effective: all parameters, as they took effect.
-        source: where they come from: "paper", "default", "tuned(n)" (the best of n) or "set".
+        effective: all parameters with the values that the method used.
+        source: origin of the parameters: "paper", "default", "tuned(n)" (the best of n candidates)
+            or "set" (by the user).
     """
 
     __pydantic_config__ = STRICT
@@ -94,16 +97,18 @@ class Params:
 
 @dataclass(slots=True)
 class Steps:
-    """Counters of the decoding steps, one number per step. A chain has one token per level, a tree
-    has several.
+    """Counters of the decoding steps, one number per step.
+
+    A level is one position of a draft. A chain has one token per level, a tree has several.
 
     Attributes:
-        levels: drafted levels.
-        nodes: drafted tokens.
-        tested: levels that verification reached, the rejected one included.
-        accepted: levels that verification accepted.
-        committed: tokens that were added to the output, after the stop rule.
-        relaxed: levels that only a lossy accept rule accepted. They are not counted in
+        levels: number of levels in the draft.
+        nodes: number of tokens in the draft.
+        tested: number of levels that verification reached. It includes the level that was rejected.
+        accepted: number of levels that verification accepted.
+        committed: number of tokens that were added to the output. Tokens that the stop rule cuts
+            off do not count.
+        relaxed: number of levels that only a lossy accept rule accepted. They are not counted in
             `accepted`. Null if the method is lossless.
     """
 
@@ -125,7 +130,7 @@ class DraftedTokens:
         tokens: drafted token ids.
         parents: index of the parent of each token; -1 is the last committed token. Null if the
             draft is a chain.
-        path: indices of the tokens that were committed, in the order of the text.
+        path: indices of the draft tokens that were committed, in the order of the text.
     """
 
     __pydantic_config__ = STRICT
@@ -140,13 +145,13 @@ class ForwardKind:
     """Properties that many forwards of a trace have in common.
 
     Attributes:
-        model: name of the model: target, draft, or the kind of a head.
+        model: name of the model: target, draft, or the kind of a draft head.
         role: purpose of the forward: prefill, verify or draft.
-        worker: number of the worker that ran it; 0 is the target's.
+        worker: number of the worker that ran the forward. The target's worker has number 0.
         batch: number of sequences in the forward.
-        layers: first layer, and the layer after the last one.
-        share: share of the model's weights that the forward reads, without the embedding; 1 is a
-            whole forward.
+        layers: index of the first layer, and index after the last layer.
+        share: share of the model's weights that the forward reads, without the embedding. A whole
+            forward has 1.
     """
 
     __pydantic_config__ = STRICT
@@ -161,15 +166,18 @@ class ForwardKind:
     def share_of(self, n_layers: int | None) -> float:
         """Return the share of the model's weights that the forward reads.
 
-        Records before schema 5 lack it. Then the share is that of the model's `n_layers` layers.
-        None: the number of layers is unknown, and the share is 1.
+        Records before schema 5 do not contain the share. For them, compute it from the number of
+        layers.
+
+        Args:
+            n_layers: number of layers of the model. None if it is unknown. Then the share is 1.
         """
         first, end = self.layers
         return self.share if self.share < 1 or not n_layers else (end - first) / n_layers
 
 
 class ForwardRecord(Protocol):
-    """Interface of a metered forward of the engine, which this package does not import."""
+    """Interface of a forward that the engine has timed. This package does not import the engine."""
 
     @property
     def model(self) -> str: ...
@@ -194,7 +202,10 @@ class ForwardRecord(Protocol):
 
 
 class MessageRecord(Protocol):
-    """Interface of a message between two workers of the engine."""
+    """Interface of a message between two workers of the engine.
+
+    This package does not import the engine.
+    """
 
     @property
     def sender(self) -> int: ...
@@ -210,16 +221,17 @@ class MessageRecord(Protocol):
 
 @dataclass(slots=True)
 class Trace:
-    """All forwards, in columns. Times are in nanoseconds from the start of the timer.
+    """All forwards of an output, in columns. Times are in nanoseconds from the start of the timer.
 
     Attributes:
-        kinds: properties that many forwards have in common.
-        kind: index in `kinds` of each forward.
+        kinds: kinds of forwards. A kind is a set of properties that many forwards have in common.
+        kind: index of each forward's kind in `kinds`.
         n_tokens: number of input tokens of each forward.
         t0_ns: start of each forward.
         t1_ns: end of each forward.
         unused: indices of the forwards that were cancelled.
-        messages: messages between workers, each as [sender, receiver, time sent, time read, bytes].
+        messages: messages between workers, each as [sender, receiver, time sent, time read,
+            bytes].
     """
 
     __pydantic_config__ = STRICT
@@ -236,7 +248,7 @@ class Trace:
     def pack(
         cls, forwards: Iterable[ForwardRecord], messages: Iterable[MessageRecord] = ()
     ) -> Trace:
-        """Return the trace of metered forwards and of messages between workers."""
+        """Return the trace of timed forwards, and of messages between workers."""
         trace, index = cls(), dict[ForwardKind, int]()
         for position, f in enumerate(forwards):
             kind = ForwardKind(f.model, f.role, f.worker, f.batch, f.layers, f.share)
@@ -256,15 +268,17 @@ class Trace:
         return len({kind.worker for kind in self.kinds})
 
     def count_forwards(self, depth: int | None = None) -> tuple[int, int, float]:
-        """Count target forwards, draft forwards, and the target's work in whole forwards.
+        """Count target forwards and draft forwards, and sum up the work of the target.
+
+        The unit of work is a whole forward of the target.
 
         Target forwards are prefills, and verifications that reach the last layer. A verification
-        that ends before the last layer counts as neither. Partial target forwards that draft count
-        as draft forwards, whichever layer they end at.
+        that ends before the last layer counts neither as a target forward nor as a draft forward. A
+        partial target forward that drafts counts as a draft forward.
 
         Args:
-            depth: number of the target's layers. None takes the deepest layer that a forward
-                reached; prefill reaches the last one.
+            depth: number of layers of the target. If None, it is the deepest layer that a forward
+                reached. This is the last layer, because a prefill uses all layers.
         """
         of_target = [kind.layers[1] for kind in self.kinds if kind.model == "target"]
         depth = max(of_target, default=0) if depth is None else depth
@@ -286,18 +300,19 @@ class Trace:
 
 @dataclass(slots=True)
 class Ns:
-    """Times in nanoseconds. The records of a batch have an equal share of its times each.
+    """Times in nanoseconds. The times of a batch are divided equally among its records.
 
     Attributes:
-        total: prefill, decode and learn together.
+        total: sum of prefill, decode and learn.
         prefill: reading the prompt, until the first token.
         decode: all steps after the first token.
-        draft: forwards that draft. With several workers: the time in which one of them drafts.
-        verify: forwards of the target. With several workers: the time in which it computes.
-        host: the rest of decode: Python code and launches. With several workers: the time in
-            which none of them computes.
-        learn: training of a draft before this request, which delays it. Null if the method does
-            not learn.
+        draft: forwards that draft. With several workers: the time in which at least one of them
+            drafts.
+        verify: forwards of the target. With several workers: the time in which the target computes.
+        host: the rest of the decode time: Python code and kernel launches. With several workers:
+            the time in which no worker computes.
+        learn: training of the method before this request, which delays this request. Null if the
+            method does not learn.
     """
 
     __pydantic_config__ = STRICT
@@ -313,15 +328,16 @@ class Ns:
 
 @dataclass(slots=True)
 class Verdict:
-    """Comparison of the output with vanilla's.
+    """Comparison of the output with vanilla's output.
 
     Attributes:
         kind: reference (vanilla's own output), identical, near-tie, mismatch or unchecked.
-        position: first index at which the two outputs differ.
+        position: first index at which the output and vanilla's output differ.
         gap: largest difference between the best score and the score of a token of the output.
         expected: vanilla's token at `position`.
-        rounding: for a near-tie, true if vanilla's decoder chooses the same tokens when it reads as
-            many tokens per forward as the method did. Null if this was not checked.
+        rounding: for a near-tie, whether the number of tokens per forward explains it. True if
+            vanilla's decoder chooses the output's tokens when its forwards are as wide as the
+            method's forwards. Null if this was not checked.
     """
 
     __pydantic_config__ = STRICT
@@ -338,8 +354,9 @@ class Likelihood:
     """Likelihood of a sampled output under the target's distribution, as transformers computes it.
 
     Attributes:
-        excess: sum of the log-probabilities (natural, at least -12 each), minus the expected sum.
-        variance: variance of that sum.
+        excess: sum of the natural log-probabilities of the tokens, minus the expected sum. A
+            log-probability below -12 counts as -12.
+        variance: variance of the sum of the log-probabilities.
         cumulants: logarithms of the moments that the test of `stats.martingale` needs.
     """
 
@@ -352,18 +369,19 @@ class Likelihood:
 
 @dataclass(slots=True)
 class BatchMembership:
-    """Sequences that were decoded together with this one. Times are in ns from the timer's start.
+    """Batch of sequences in which this output was decoded. Times are in ns from the timer's start.
 
     Attributes:
-        size: number of sequences.
-        place: index of this one.
-        total: time until all of them ended.
-        finished: time until the last token of this one.
-        at_once: largest number of sequences in one step, if new ones joined as others ended. Null
-            in older records, in which all were in one step.
+        size: number of sequences in the batch.
+        place: index of this output's sequence in the batch.
+        total: time until all sequences ended.
+        finished: time until the last token of this output.
+        at_once: largest number of sequences in one step. A new sequence joins when another one
+            ends. Null in older records, in which all sequences were in every step.
         arrived: time until the request arrived. Null without `--load`.
-        first: time until the first token. Null without `--load`.
-        load: arrivals, such as `poisson:4`. Null without `--load`.
+        first: time until the first token of this output. Null without `--load`.
+        load: arrivals of the requests, as a value of `--load` such as `poisson:4`. Null without
+            `--load`.
     """
 
     __pydantic_config__ = STRICT
@@ -384,22 +402,25 @@ RecordKey = tuple[str, int, str, int]
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """One output: a line of `records.jsonl`, with its keys in this order (`pass_` is "pass").
+    """One output: a line of `records.jsonl`.
+
+    The attributes are the keys of the line, in this order. The key of `pass_` is "pass".
 
     Attributes:
-        schema: version of the format. Fields that an older record does not have are null.
+        schema: version of the format. Fields that are missing in an older record are null.
         prompt_id: id of the question.
-        cluster: unit of resampling: questions of one cluster are not independent.
+        cluster: group of similar questions, which are not independent. Statistics resample whole
+            clusters.
         task: name of the task.
-        family: task family, the stratum of all statistics.
+        family: task family. Statistics treat each family as a stratum.
         category: category of the question in its task.
         turn: turn of the question, from 1.
         method: name of the method.
-        label: name of the method in this run: one method may run with several settings.
-        peer: true for methods of other programs (`hf:*`, `engine:*`).
+        label: name of the configured method in this run. One method may run with several settings.
+        peer: true for methods of other programs, whose names begin with `hf:` or `engine:`.
         params: parameters of the method.
         sampling: decoding rule: greedy, rejection, block, coupled or replay.
-        guarantee: promise of the method about its output under that rule.
+        guarantee: promise of the method about its output under the decoding rule in `sampling`.
         pass_: repeat of the run, from 1. A process that measures several loads adds 1000 for each
             further load.
         seed: random seed.
@@ -409,16 +430,16 @@ class Record:
         n_tokens: number of output tokens.
         finish: reason for the end: eos, length, stop or error.
         steps: counters of the steps.
-        drafts: draft of each step. Stored for the first question of each family in the first
-            repeat, else null.
+        drafts: draft of each step. Only the first question of each family has drafts, and only in
+            the first repeat. Otherwise null.
         extra: further counters of the method, summed over its steps.
         target_forwards: forwards of the target: prefill and verifications.
-        draft_forwards: forwards that draft, those of target layers included.
-        target_equivalents: the target's work in whole forwards: partial forwards count as their
-            share. Null for methods of other programs.
-        version: number of updates of a draft that learns, before this request. Null if the method
+        draft_forwards: forwards that draft. Partial forwards of the target that draft are included.
+        target_equivalents: work of the target, in units of a whole forward. A partial forward
+            counts as its share of the weights. Null for methods of other programs.
+        version: number of times that the method learned before this request. Null if the method
             does not learn.
-        batch: the sequences that were decoded together. Null if this one was decoded alone.
+        batch: the batch in which the output was decoded. Null if the output was decoded alone.
         worker: worker of a cluster that measured the output (`--executor ray`). Times of two
             workers are never compared.
         forwards: trace of all forwards.
@@ -426,20 +447,22 @@ class Record:
         peak_bytes: peak memory during decoding.
         energy_j: energy in joules, by the machine's counters. A batch is divided equally. Null if
             there is no counter, and for a noisy or failed output.
-        other_cpu: share of the machine that other programs used meanwhile.
+        other_cpu: share of the machine's CPU time that other programs used during the measurement.
         verdict: comparison with vanilla's output.
         log_likelihood: natural logarithm of the output's probability under the target's
             distribution (with temperature, top-k and top-p). Null if outputs are compared token by
             token.
-        likelihood: test of a sampled output against the target's distribution. Null likewise.
+        likelihood: test of a sampled output against the target's distribution. Null if outputs are
+            compared token by token.
         log_probs: natural logarithm of each output token's probability under the target's
             distribution, to 3 decimals. Computed after decoding, by one forward.
         score: score of the answer, from 0 to 1. Null if the task has no scorer.
         valid: true if the output matches the run's grammar. Null without a grammar, and for an
             output that the token limit cut.
-        synthetic: artificial parts of the models: random weights, imposed acceptance. Null if there
-            are none.
-        void: true if the machine was not quiet: ids and counters are valid, times are not used.
+        synthetic: artificial parts of the models: random weights or a simulated acceptance rate.
+            Null if there are none.
+        void: true if the machine was not quiet. Then ids and counters are valid, but times are not
+            used.
         error: reason why there is no output.
     """
 
@@ -490,7 +513,7 @@ class Record:
 
     @property
     def has_prompt_error(self) -> bool:
-        """Return True if the model could not decode the prompt, with any method (`PromptError`)."""
+        """Return True if the model could not decode the prompt with any method (`PromptError`)."""
         return self.error is not None and self.error.startswith(f"{PromptError.__name__}: ")
 
     @property
@@ -509,10 +532,10 @@ def to_json(record: Record) -> str:
 
 
 def from_json(line: str) -> Record:
-    """Parse a line and check types and ranges. `invariants.validate` checks the rest.
+    """Parse a line and check types and ranges. `invariants.validate` checks the other rules.
 
     Raises:
-        UsageError: the schema is newer than this program's.
+        UsageError: the schema is newer than the newest schema that this program can read.
         ValueError: the line is not a record. The message names the field and its value.
     """
     try:
@@ -530,7 +553,10 @@ def _record_adapter() -> TypeAdapter[Record]:
 
 
 def _read_schema(line: str) -> object:
-    """Return the schema version in a line that is not a valid record; None if there is none."""
+    """Return the schema version in a line that is not a valid record.
+
+    Return None if it has none.
+    """
     try:
         data = json.loads(line)
     except (ValueError, RecursionError):

@@ -13,9 +13,9 @@ SUMMARY = "summary.csv"
 
 
 def read_summary_rows(folder: Path) -> list[dict[str, str]]:
-    """Return the rows of a run's summary over all tasks, by column name, in the order of the file.
+    """Return the rows of a run's summary over all tasks, in the order of the file.
 
-    Values are the texts of the file. Without a readable summary, the list is empty.
+    Each row maps column names to texts. If there is no readable summary, the list is empty.
     """
     try:
         lines = io.StringIO(files.read_text(folder / SUMMARY, MOST_BYTES))

@@ -272,10 +272,10 @@ def test_a_bug_is_exit_code_4_and_its_traceback_is_stored(run_failing):
     log.unlink()
 
 
-@pytest.mark.parametrize("where", ["after", "variable"])
-def test_the_traceback_is_printed_on_request(run_failing, monkeypatch, where):
-    monkeypatch.setenv("SPECBENCH_DEBUG", "1" if where == "variable" else "")
-    _, _, err = run_failing(UsageError("wrong"), *([app.TRACEBACK] if where == "after" else []))
+@pytest.mark.parametrize("source", ["after", "variable"])
+def test_the_traceback_is_printed_on_request(run_failing, monkeypatch, source):
+    monkeypatch.setenv("SPECBENCH_DEBUG", "1" if source == "variable" else "")
+    _, _, err = run_failing(UsageError("wrong"), *([app.TRACEBACK] if source == "after" else []))
     assert "Traceback (most recent call last)" in err
     assert err.endswith("error: wrong\n")
 
@@ -303,8 +303,8 @@ def run_in_shell(command):
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(("command", "code"), [("--version", 0), ("audit nosuch", 2)])
 def test_closed_stream_behaves_like_devnull(command, code, closed):
-    got, out, err = run_in_shell(f"specbench {command} {closed}")
-    assert got == code
+    exit_code, out, err = run_in_shell(f"specbench {command} {closed}")
+    assert exit_code == code
     assert out.startswith("" if code or ">&-" in closed.split() else f"specbench {__version__}\n")
     assert bool(out) == (not code and ">&-" not in closed.split())
     assert err.startswith("error: there is no method" if code and "2>&-" not in closed else "")
@@ -371,31 +371,31 @@ def _heeds_hangups():
 
 @pytest.mark.usefixtures("_heeds_hangups")
 @pytest.mark.parametrize(
-    ("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+    ("sent_signal", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 )
-def test_signal_ends_the_command_with_its_exit_code(tmp_path, sent, code):
+def test_signal_ends_the_command_with_its_exit_code(tmp_path, sent_signal, code):
     (tmp_path / "sleeper.py").write_text(
         "import sys\nimport time\nprint('ready', file=sys.stderr, flush=True)\ntime.sleep(60)\n"
     )
     with specbench("run", "--plugin", "sleeper.py", cwd=tmp_path) as process:
         assert process.stderr.readline() == "ready\n"
-        process.send_signal(sent)
+        process.send_signal(sent_signal)
         assert process.wait(timeout=30) == code
         assert "Traceback" not in process.stderr.read()
 
 
 @pytest.mark.usefixtures("_heeds_hangups")
 @pytest.mark.parametrize(
-    ("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+    ("sent_signal", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 )
-def test_a_signal_during_a_finaliser_is_not_lost(sent, code):
+def test_a_signal_during_a_finaliser_is_not_lost(sent_signal, code):
     program = f"""
 import os, sys, time
 from specbench_cli import app, registry
 
 class Finalised:
     def __del__(self):
-        os.kill(os.getpid(), {int(sent)})
+        os.kill(os.getpid(), {int(sent_signal)})
         time.sleep(0.001)
 
 def load():

@@ -331,8 +331,8 @@ REFUSED = [
 )
 def test_a_wrong_command_is_one_error_and_changes_no_file(run, command, code, expected, hint):
     before = contents()
-    got, out, err = run(command)
-    assert (got, out) == (code, "")
+    exit_code, out, err = run(command)
+    assert (exit_code, out) == (code, "")
     message, next_step = read_error(err)
     assert expected in message
     assert hint in next_step
@@ -424,13 +424,13 @@ def test_text_beyond_the_rotary_scaling_is_refused_before_the_run(run, copy_mode
 def copy_model(tiny_checkpoint):
     """Return a function that copies a tiny model with the embedded tokenizer to a folder."""
 
-    def copy(name, *, moved=0, vocab=4096):
+    def copy(name, *, n_moved=0, vocab=4096):
         shutil.copytree(tiny_checkpoint("llama", vocab_size=vocab), name)
         shipped = resolve("embedded-1m").path
         shutil.copy(shipped / "tokenizer_config.json", name)
         tokens = json.loads((shipped / "tokenizer.json").read_text())
         entries = tokens["model"]["vocab"]
-        some = [token for token, index in entries.items() if 3000 <= index < 3000 + moved]
+        some = [token for token, index in entries.items() if 3000 <= index < 3000 + n_moved]
         ids = [entries[token] for token in some]
         entries.update(zip(some, reversed(ids), strict=True))
         (Path(name) / "tokenizer.json").write_text(json.dumps(tokens))
@@ -440,7 +440,7 @@ def copy_model(tiny_checkpoint):
 
 
 def test_different_vocabularies_are_refused(run, copy_model):
-    copy_model("other", moved=8)
+    copy_model("other", n_moved=8)
     code, _, err = run(f"run -m sps --draft ./other {SMALL}")
     message, hint = read_error(err)
     assert code == 2
@@ -591,13 +591,13 @@ def test_a_damaged_record_is_named_and_no_file_changes(run, interrupted_copy, da
 
 def test_a_line_deleted_as_the_hint_suggests_is_measured_again(run, interrupted_copy):
     file = interrupted_copy / "records.jsonl"
-    whole = len(file.read_bytes().splitlines())
+    n_records = len(file.read_bytes().splitlines())
     file.write_bytes(b"garbage\n" + file.read_bytes().split(b"\n", 1)[1])
     assert run("run --resume here")[0] == 2
     file.write_bytes(file.read_bytes().split(b"\n", 1)[1])
     code, _, err = run("run --resume here")
     assert code == 0, err
-    assert len(list(RunDir.open(interrupted_copy).records())) == 2 * whole
+    assert len(list(RunDir.open(interrupted_copy).records())) == 2 * n_records
 
 
 def test_a_folder_with_a_run_is_not_overwritten(run, interrupted_copy):

@@ -104,10 +104,12 @@ def make_run(
             for number in range(PROMPTS)
         ]
     )
-    made = (
+    new_record = (
         record(n, label, (by or {}).get(label, 1.0)) for n in range(PROMPTS) for label in labels
     )
-    run.append([changed_record for each in made if (changed_record := change(each)) is not None])
+    run.append(
+        [changed_record for each in new_record if (changed_record := change(each)) is not None]
+    )
     run.close(status, noisy=facts.get("noisy", False))
     return name
 
@@ -288,9 +290,9 @@ def test_trends_over_runs_are_printed_and_drawn(call):
     assert "run3" in out
     code, _, err = call("--over-time", *names, "-o", "drawn")
     assert code == 0
-    drawn = list(Path("drawn").glob("*.svg"))
-    assert drawn
-    assert all(str(file) in err for file in drawn)
+    figures = list(Path("drawn").glob("*.svg"))
+    assert figures
+    assert all(str(file) in err for file in figures)
 
 
 @pytest.mark.parametrize(

@@ -100,13 +100,13 @@ def test_a_missing_shipped_model_is_exit_3_with_the_command_to_fix_it(
 
 
 def test_a_missing_or_old_package_is_exit_3(doctor, monkeypatch):
-    known = importlib.metadata.version
+    real_version = importlib.metadata.version
     stale = {"pydantic": "1.10"}
 
     def version(name):
         if name == "rich":
             raise importlib.metadata.PackageNotFoundError(name)
-        return stale.get(name) or known(name)
+        return stale.get(name) or real_version(name)
 
     lines = ["rich", "pydantic>=2.5", "psutil", 'no-such-tool>=1; extra == "test"']
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: lines)
@@ -176,17 +176,17 @@ def test_more_threads_than_cpus_are_reported(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("place", "found"),
+    ("location", "found"),
     [(None, "downloadable"), ("data", "local"), ("gzipped", "local"), ("cache", "cached")],
 )
-def test_doctor_finds_data_in_the_same_places_as_a_run(tmp_path, monkeypatch, place, found):
+def test_doctor_finds_data_in_the_same_places_as_a_run(tmp_path, monkeypatch, location, found):
     source = assets.read_dataset_config(assets.SHIPPED / "gsm8k.yaml").sources[0]
-    if place in ("data", "gzipped"):
-        file = tmp_path / "data" / (source.file + (".gz" if place == "gzipped" else ""))
+    if location in ("data", "gzipped"):
+        file = tmp_path / "data" / (source.file + (".gz" if location == "gzipped" else ""))
         monkeypatch.setenv("SPECBENCH_DATA", str(tmp_path / "data"))
-    if place == "cache":
+    if location == "cache":
         file = assets.cache_folder() / "tasks" / source.sha256[:16] / source.file
-    if place is not None:
+    if location is not None:
         file.parent.mkdir(parents=True)
         file.touch()
     check = next(check for check in assets.check_tasks(True) if check.name == "task gsm8k")

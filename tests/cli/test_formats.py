@@ -9,15 +9,15 @@ from specbench_cli.report.outputs import FORMATS
 
 
 @pytest.mark.parametrize(
-    ("to", "known", "found"),
+    ("to", "options", "expected"),
     [
         ("markdown, tex,md", FORMATS, ["md", "latex"]),
         ("md,junit,markdown", FILES, ["markdown", "junit"]),
         ("json", FORMATS, ["json"]),
     ],
 )
-def test_alternative_spellings_select_the_listed_format(to, known, found):
-    assert parse_formats(to, known, "") == found
+def test_alternative_spellings_select_the_listed_format(to, options, expected):
+    assert parse_formats(to, options, "") == expected
 
 
 @pytest.mark.parametrize(

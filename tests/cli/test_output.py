@@ -79,8 +79,8 @@ def test_a_narrow_terminal_gets_the_columns_below_each_other_and_no_word_is_cut(
         {"name": "b", "draft": "", "says": "one"},
     ]
     output.rows(rows)
-    drawn = Text.from_ansi(screen.getvalue()).plain.splitlines()
-    assert [line.rstrip() for line in drawn] == [
+    screen_lines = Text.from_ansi(screen.getvalue()).plain.splitlines()
+    assert [line.rstrip() for line in screen_lines] == [
         "name                 draft",
         "a-model-7b-instruct  a-model-1b-instruct",
         "b",

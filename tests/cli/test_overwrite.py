@@ -186,10 +186,10 @@ def test_costs_are_not_written_over_another_file(tmp_path, content):
 
 def test_costs_that_the_user_edited_stay(tmp_path):
     file = tmp_path / "costs.json"
-    ours = json.dumps({"schema": 1, "machine": {}, "curves": {}})
-    write_listed(file, ours)
+    costs_text = json.dumps({"schema": 1, "machine": {}, "curves": {}})
+    write_listed(file, costs_text)
     check_writable(file)
-    file.write_text(ours + " ")
+    file.write_text(costs_text + " ")
     with pytest.raises(UsageError, match="changed since") as caught:
         check_writable(file)
     assert "--overwrite" in caught.value.hint

@@ -152,8 +152,8 @@ def test_unknown_names_are_exit_2_with_the_known_ones(report, broken_prompt):
 def test_incompatible_runs_are_exit_2_unless_forced(report, tmp_path):
     other = shutil.copytree("here", tmp_path / "there")
     assert report(str(other), "--to", "json", "--out", str(tmp_path / "both"))[0] == 0
-    whole = json.loads((tmp_path / "both" / "summary.json").read_text())
-    assert (whole["runs"], whole["passes"]) == (["here", "there"], 2)
+    summary = json.loads((tmp_path / "both" / "summary.json").read_text())
+    assert (summary["runs"], summary["passes"]) == (["here", "there"], 2)
     manifest = json.loads((other / "manifest.json").read_text())
     manifest["config"]["effective"]["seed"] = 2
     manifest.pop("files")  # these are the digests of the records with seed 1

@@ -70,7 +70,7 @@ def test_only_outcomes_in_fail_on_fail_the_comparison():
     assert not compare(side(), new, tolerance=0.05, fail_on=("mat",)).failed_rows
 
 
-def test_a_parameter_that_changed_is_named_as_the_likely_cause():
+def test_a_changed_parameter_is_reported_as_the_likely_cause():
     slower_outputs = [
         output(n, counters=Counters(17, 16, 5, 20, 20, 16, 11, 6, 21)) for n in range(4)
     ]

@@ -107,11 +107,13 @@ def test_equal_runs_are_the_same_by_exact_ids_and_counters(run, base):
 
 def test_verification_that_stops_one_token_early_lowers_mat(run, base):
     original = verify.match
-    early = patch.object(verify, "match", lambda *given: max(0, original(*given) - 1))
+    early = patch.object(verify, "match", lambda *arguments: max(0, original(*arguments) - 1))
     new = run(early)
     assert outcomes(base, new) == only_row("sps", "mat")
-    cells = load_side(str(base)).outputs
-    assert all(cell.ids == cells[key].ids for key, cell in load_side(str(new)).outputs.items())
+    base_outputs = load_side(str(base)).outputs
+    assert all(
+        output.ids == base_outputs[key].ids for key, output in load_side(str(new)).outputs.items()
+    )
     assert "accepted levels" in messages(base, new, "sps")
 
 

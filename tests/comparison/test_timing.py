@@ -112,8 +112,8 @@ def slower(base, new):
     }
 
 
-def edit_outputs(given, edit):
-    return side_from_processes([tuple(edit(c) for c in process) for process in given.processes])
+def edit_outputs(side, edit):
+    return side_from_processes([tuple(edit(c) for c in process) for process in side.processes])
 
 
 BASE = side(1)

@@ -42,7 +42,7 @@ def test_an_invalid_load_names_the_allowed_forms(text):
 
 
 @pytest.mark.parametrize(
-    ("lines", "why"),
+    ("lines", "message"),
     [
         ("", "has no arrival time"),
         ("0\nsoon\n", "line 2: 'soon' is not a time"),
@@ -50,10 +50,10 @@ def test_an_invalid_load_names_the_allowed_forms(text):
         ("0\n2\n1\n", "arrival 3 at 1 s comes before the one at 2"),
     ],
 )
-def test_an_invalid_trace_is_named_with_its_line(tmp_path, lines, why):
+def test_an_invalid_trace_is_named_with_its_line(tmp_path, lines, message):
     file = tmp_path / "trace.txt"
     file.write_text(lines)
-    with pytest.raises(ValueError, match=why):
+    with pytest.raises(ValueError, match=message):
         Arrivals.parse(f"trace:{file}")
     with pytest.raises(ValueError, match="cannot be read"):
         Arrivals.parse(f"trace:{tmp_path}/none")
@@ -61,8 +61,8 @@ def test_an_invalid_trace_is_named_with_its_line(tmp_path, lines, why):
 
 def test_several_rates_give_several_loads():
     for text in ("poisson:1,2,4", "poisson:1:4:1.5,8"):
-        swept = Arrivals.parse_sweep(text)
-        assert [each.text for each in swept] == [f"poisson:{each.rate:g}" for each in swept]
+        loads = Arrivals.parse_sweep(text)
+        assert [each.text for each in loads] == [f"poisson:{each.rate:g}" for each in loads]
     assert [each.rate for each in Arrivals.parse_sweep("poisson:1,2,4")] == [1, 2, 4]
     slow, fast = Arrivals.parse_sweep("poisson:2,4")
     for at, twice in zip(fast.times(9, seed=1), slow.times(9, seed=1), strict=True):

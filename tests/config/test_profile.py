@@ -71,8 +71,8 @@ def test_paper_runs_methods_with_the_parameters_of_their_papers(tmp_path):
     }
     assert sources
     assert {label for label, source in sources.items() if source != "paper"} == set()
-    wanted = {"vanilla again", "hf:vanilla", "hf:assisted", *registry.lossless_methods()}
-    assert wanted - NEEDS_ANOTHER_TARGET <= {method_run.label for method_run in plan.method_runs}
+    expected = {"vanilla again", "hf:vanilla", "hf:assisted", *registry.lossless_methods()}
+    assert expected - NEEDS_ANOTHER_TARGET <= {method_run.label for method_run in plan.method_runs}
     budget = sum(1024 * len(question.turns) for question in plan.questions)
     assert plan.max_tokens == budget * len(plan.method_runs) * 3
 

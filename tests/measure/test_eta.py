@@ -123,7 +123,7 @@ def test_time_left_follows_a_machine_that_becomes_quiet_or_busy(first, then):
 def test_a_run_reports_its_stages_and_each_prompt_with_the_time_left(specbench, log):
     view = log()
     specbench("sps", limit=3, max_new_tokens=4, repeats=1, log=view)
-    loading, warming_up, *prompts, last_stage = view.said
+    loading, warming_up, *prompts, last_stage = view.events
     assert (loading, warming_up) == ("loading embedded-7m, embedded-1m", "warming up 2 methods")
     assert last_stage == "decoding the first prompt once more"
     assert [(progress.part, progress.prompt, progress.prompts) for progress in prompts] == [
@@ -154,7 +154,7 @@ def test_progress_of_slow_methods_is_reported_only_between_outputs(specbench, lo
     )
     specbench("sps", limit=2, max_new_tokens=4, repeats=1, log=view)
     assert at == [0] * 6  # two methods and the end of the prompt, twice
-    assert [each.prompt for each in view.said if isinstance(each, PromptProgress)] == [
+    assert [each.prompt for each in view.events if isinstance(each, PromptProgress)] == [
         0,
         0,
         1,

@@ -18,9 +18,9 @@ from specbench_cli.measure.memory_budget import MemoryModel, expected_tokens, fi
 from specbench_cli.plan.plan import make_plan
 
 
-def config(*methods, **given):
+def config(*methods, **options):
     rows = [{"name": "vanilla"}, *({"name": m} if isinstance(m, str) else m for m in methods)]
-    settings = {"limit": 8, "max_new_tokens": 8, "category": ["qa", "rag"], **given}
+    settings = {"limit": 8, "max_new_tokens": 8, "category": ["qa", "rag"], **options}
     return RunConfig.model_validate({"methods": rows, **settings})
 
 

@@ -251,7 +251,7 @@ def test_folder_moved_during_a_run_can_be_resumed(specbench, tmp_path, name):
     class Move(specbench.log):
         def show_record(self, record):
             super().show_record(record)
-            if len(self.cells) == 2:
+            if len(self.record_keys) == 2:
                 specbench.path(1).rename(tmp_path / "moved")
                 if name == "copy":
                     shutil.copytree(tmp_path / "moved", specbench.path(1))
@@ -288,7 +288,7 @@ def test_prompt_changed_during_a_run_is_detected_and_can_be_restored(specbench):
     class Change(specbench.log):
         def show_record(self, record):
             super().show_record(record)
-            if len(self.cells) == 4:
+            if len(self.record_keys) == 4:
                 edit(specbench.path(1) / "prompts.jsonl", swap)
 
     with pytest.raises(

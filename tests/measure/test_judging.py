@@ -64,9 +64,9 @@ def count_oracle_calls(monkeypatch):
     def count_calls(name):
         original = getattr(Oracle, name)
 
-        def call_and_count(self, *given, **named):
+        def call_and_count(self, *args, **kwargs):
             calls[name] += 1
-            return original(self, *given, **named)
+            return original(self, *args, **kwargs)
 
         monkeypatch.setattr(Oracle, name, call_and_count)
 
@@ -82,7 +82,7 @@ def test_a_run_without_differences_is_not_searched_for_near_ties(specbench, monk
     assert outcome.manifest["near_ties"] is None and outcome.manifest["tolerance"] is None
     sampled = [r for r in outcome.by_label("vanilla") if r.verdict.gap is not None]
     assert calls == {"logits": len(sampled), "stepwise_logits": 0}  # only the verdicts of vanilla
-    assert "looking for near-ties" not in outcome.log.said
+    assert "looking for near-ties" not in outcome.log.events
 
 
 def make_all_near_ties(monkeypatch):
@@ -101,7 +101,7 @@ def test_one_near_tie_starts_the_search_also_in_a_resumed_run(specbench, monkeyp
     monkeypatch.setattr(verdict, "measure_tolerance", lambda *_: Tolerance(1e-5, 5e-6, 1e-3, 8))
     outcome = specbench("pld", limit=1, category=["qa"], max_new_tokens=8)
     assert outcome.manifest["near_ties"]["outputs"] == 1
-    assert "looking for near-ties" in outcome.log.said
+    assert "looking for near-ties" in outcome.log.events
     log = specbench.log(interrupt_after=4)
     with pytest.raises(KeyboardInterrupt):
         specbench("pld", limit=3, category=["qa"], max_new_tokens=8, log=log)

@@ -401,9 +401,9 @@ def more_nodes(self, session, draft):
 def decided_twice(self, session, draft):
     """Verify the draft, and then its accepted tokens once more."""
     rows = session.score(draft)
-    stood = len(session.verify(draft, rows).path)
-    short = session.chain(draft.tokens[:stood])
-    committed = session.commit(session.verify(short, rows[: stood + 1]))
+    n_accepted = len(session.verify(draft, rows).path)
+    short = session.chain(draft.tokens[:n_accepted])
+    committed = session.commit(session.verify(short, rows[: n_accepted + 1]))
     self.observe(session, committed)
     yield session.step(short, committed)
 
@@ -588,8 +588,8 @@ def test_one_non_finite_row_of_a_verification_fails_the_output(run):
 def test_non_finite_logits_in_the_verdict_fail_the_output(run):
     original = Oracle.logits
 
-    def logits(self, *given):
-        rows = original(self, *given).clone()
+    def logits(self, *args):
+        rows = original(self, *args).clone()
         rows[-1, 7] = torch.nan
         return rows
 

@@ -138,7 +138,7 @@ class TimedRows(FeatureHead):
 
 
 class FakeMeter:
-    """A simulated noise meter with one window per round and the given other CPU shares."""
+    """A simulated noise meter with one window per round and these other CPU shares."""
 
     def __init__(self, shares):
         self._shares = chain(shares, repeat(0.0))
@@ -319,7 +319,7 @@ def test_further_sequences_of_a_batch_have_their_added_cost(measure):
     assert [at.sequences for at in found.batch.points] == [1, 2, 4] * 3
 
 
-def test_batches_are_not_probed_unless_asked_for(measure):
+def test_batches_are_not_probed_by_default(measure):
     assert measure(rounds=1)[0].batch is None
 
 

@@ -88,7 +88,7 @@ def test_window_is_filled_by_idling(readings):
     assert meter.elapsed() == 0.0
 
 
-def test_closing_what_is_not_open_is_an_error():
+def test_closing_a_window_that_is_not_open_is_an_error():
     with pytest.raises(RuntimeError, match="without open"):
         NoiseMeter().close()
 

@@ -73,7 +73,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(specbench):
     kept = [record.key for record in RunDir.open(path).records()]
     assert 3 <= len(kept) < len(whole.records)
     resumed = specbench(resume=path)
-    assert set(resumed.log.cells) == {record.key for record in whole.records} - set(kept)
+    assert set(resumed.log.record_keys) == {record.key for record in whole.records} - set(kept)
     assert ids_and_counters(resumed) == ids_and_counters(whole)
     assert resumed.manifest["status"] == "finished"
 
@@ -108,7 +108,7 @@ def files_of(outcome):
 def test_resuming_a_finished_run_does_nothing(specbench):
     whole = specbench("sps")
     resumed = specbench(resume=whole.path)
-    assert resumed.log.cells == []
+    assert resumed.log.record_keys == []
     assert ids_and_counters(resumed) == ids_and_counters(whole)
 
 
@@ -323,7 +323,7 @@ def test_methods_with_damaged_heads_are_left_out_and_the_others_run(specbench, l
         assert word in note
         assert word in done.manifest["left_out"][label]
         assert str(tmp_path) not in done.manifest["left_out"][label]
-    names = [each for each in view.said if isinstance(each, str)]
+    names = [each for each in view.events if isinstance(each, str)]
     assert names.index("warming up 2 methods") == 1, (
         "damaged heads are reported before any method runs"
     )

@@ -38,7 +38,7 @@ def run_with_damage(specbench, monkeypatch):
         class Harm(specbench.log):
             def show_record(self, record):
                 super().show_record(record)
-                if len(self.cells) == after:
+                if len(self.record_keys) == after:
                     harm(self.folder / name)
 
             def started(self, cells, done, run_dir):
@@ -91,7 +91,7 @@ def test_records_removed_between_two_outputs_are_detected(specbench, run_with_da
     assert specbench(resume=specbench.path(1)).exit_code == ExitCode.OK
 
 
-def test_error_names_the_record_that_is_missing(run_with_damage):
+def test_error_has_the_key_of_the_missing_record(run_with_damage):
     error = run_with_damage(remove_lines(1), "pld", limit=1)
     assert "lacks 1 records" in error.message
     assert " on mini/" in error.message

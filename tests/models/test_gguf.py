@@ -512,17 +512,17 @@ def test_missing_disk_space_is_an_error_before_writing(gguf_file, monkeypatch):
 def test_file_is_dequantised_once_and_found_by_its_bytes(gguf_file, tmp_path, monkeypatch):
     first = resolve(str(gguf_file)).path
     monkeypatch.setattr("specbench_cli.models.gguf._write", None)  # a second conversion would fail
-    moved = tmp_path / "elsewhere.gguf"
-    gguf_file.rename(moved)
-    assert resolve(str(moved)).path == first
+    moved_file = tmp_path / "elsewhere.gguf"
+    gguf_file.rename(moved_file)
+    assert resolve(str(moved_file)).path == first
 
 
 def test_a_partial_cache_is_written_again(gguf_file, cache):
-    made = resolve(str(gguf_file)).path
-    made.rename(made.with_suffix(".part"))
-    (made.with_suffix(".part") / "model.safetensors").write_bytes(b"half")
-    assert resolve(str(gguf_file)).path == made
-    assert load_file(made / "model.safetensors")
+    cached = resolve(str(gguf_file)).path
+    cached.rename(cached.with_suffix(".part"))
+    (cached.with_suffix(".part") / "model.safetensors").write_bytes(b"half")
+    assert resolve(str(gguf_file)).path == cached
+    assert load_file(cached / "model.safetensors")
 
 
 def test_missing_file_is_a_usage_error():

@@ -40,7 +40,7 @@ class HubHandler(http.server.BaseHTTPRequestHandler):
             self.refuse(403, "GatedRepo")
         elif path.startswith(f"/org/name/resolve/{COMMIT}/"):
             name = path.partition(f"{COMMIT}/")[2]
-            self.server.asked.append(name)  # type: ignore[attr-defined]
+            self.server.requested_files.append(name)  # type: ignore[attr-defined]
             self.reply(FILES[name], etag=f'"{name}"')
         else:
             self.refuse(404, "RepoNotFound")
@@ -71,7 +71,7 @@ def endpoint(tmp_path, monkeypatch):
     The server records which files are requested.
     """
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
-    server.asked = []
+    server.requested_files = []
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     address = f"http://127.0.0.1:{server.server_port}"
@@ -82,7 +82,7 @@ def endpoint(tmp_path, monkeypatch):
         "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
         address + "/{repo_id}/resolve/{revision}/{filename}",
     )
-    yield server.asked
+    yield server.requested_files
     server.shutdown()
     thread.join()
     server.server_close()
@@ -106,9 +106,9 @@ def test_model_that_the_hub_does_not_know_is_an_environment_fault(endpoint):
 
 
 def test_a_gated_model_names_its_licence_page_and_the_login_command(endpoint):
-    wanted = hub.HubDownload("org/gated", size="about 16.1 GB to download")
+    download = hub.HubDownload("org/gated", size="about 16.1 GB to download")
     with pytest.raises(EnvironmentFault) as caught:
-        hub.download("mine", wanted, None, "or not")
+        hub.download("mine", download, None, "or not")
     assert caught.value.message == (
         "mine: org/gated is not on this machine (about 16.1 GB to download), and the hub gives it"
         " only to those who have accepted its licence"
@@ -121,10 +121,10 @@ def test_a_gated_model_names_its_licence_page_and_the_login_command(endpoint):
 
 def test_offline_a_gated_model_names_its_licence_and_draft(endpoint, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    wanted = hub.HubDownload("org/gated", "refs/pr/1", "about 16.1 GB to download", gated=True)
+    download = hub.HubDownload("org/gated", "refs/pr/1", "about 16.1 GB to download", gated=True)
     draft = hub.HubDownload("org/draft", size="about 1 GB to download")
     with pytest.raises(EnvironmentFault, match="HF_HUB_OFFLINE forbids asking the hub") as caught:
-        hub.download("org/gated", wanted, draft, "or not")
+        hub.download("org/gated", download, draft, "or not")
     assert caught.value.message.startswith("org/gated is not on this machine (about 16.1 GB")
     accept, fetch, also, instead = caught.value.hint.split("; ")
     assert accept.startswith("accept the licence at https://huggingface.co/org/gated")

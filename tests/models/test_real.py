@@ -112,15 +112,15 @@ def test_a_forward_over_several_tokens_has_the_logits_of_single_tokens(dtype, ch
     ids = torch.arange(500, 564)[None]
     state = decoder.new_state(64)
     rows = [decoder.forward(Tokens(one), state).logits[0] for one in ids.split(1, 1)]
-    alone = torch.cat(rows).float()
-    allowed = (1e-4 if dtype == torch.float32 else 0.06) * alone.abs().max()
+    single = torch.cat(rows).float()
+    allowed = (1e-4 if dtype == torch.float32 else 0.06) * single.abs().max()
     for height in (2, 3, 6, 16, 17, 32, 64):
         state.clear()
         parts = [
             decoder.forward(Tokens(part), state, logits_at="all").logits[0]
             for part in ids.split(height, 1)
         ]
-        assert (torch.cat(parts).float() - alone).abs().max() <= allowed, height
+        assert (torch.cat(parts).float() - single).abs().max() <= allowed, height
 
 
 def run_methods(tmp_path, monkeypatch, capsys, *words):

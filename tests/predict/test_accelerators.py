@@ -77,9 +77,9 @@ def test_a_batch_reads_the_weights_once_and_every_kv_state():
 
 
 def test_tensor_parallel_devices_share_all_work_except_the_all_reduce():
-    alone, two = make().forward_ns("target", 1, 4), make(2).forward_ns("target", 1, 4)
+    one, two = make().forward_ns("target", 1, 4), make(2).forward_ns("target", 1, 4)
     # 2 layers with 2 all-reduces each, of 8 numbers of 2 bytes. A ring of two sends them once.
-    assert two == pytest.approx(alone / 2 + 4 * 16)
+    assert two == pytest.approx(one / 2 + 4 * 16)
     # Four devices with two KV heads store each head twice.
     weights, state = (2 * (200 + 8 + 384) + 264) / 4, 5 * 16 / 2
     assert make(4).forward_ns("target", 1, 4) == pytest.approx(weights + state + 4 * 1.5 * 16)
@@ -98,10 +98,12 @@ def test_a_mixture_of_experts_reads_only_the_routed_experts():
 def test_expected_distinct_experts_match_a_simulation():
     draw = np.random.default_rng(0)
     for experts, chosen, rows in ((8, 2, 5), (128, 8, 16), (4, 4, 3), (60, 6, 1)):
-        drawn = draw.random((2000, rows, experts)).argsort(-1)[..., :chosen].reshape(2000, -1)
-        counted = [len(set(each)) for each in drawn.tolist()]
-        error = 4 * np.std(counted) / len(counted) ** 0.5 + 1e-9
-        assert distinct_experts(experts, chosen, rows) == pytest.approx(np.mean(counted), abs=error)
+        routed = draw.random((2000, rows, experts)).argsort(-1)[..., :chosen].reshape(2000, -1)
+        n_distinct = [len(set(each)) for each in routed.tolist()]
+        error = 4 * np.std(n_distinct) / len(n_distinct) ** 0.5 + 1e-9
+        assert distinct_experts(experts, chosen, rows) == pytest.approx(
+            np.mean(n_distinct), abs=error
+        )
     assert distinct_experts(8, 2, 10_000) == pytest.approx(8)
     assert make(shape=MIXED).scale_input("experts", 1.5).forward_ns(
         "target", 64, 4

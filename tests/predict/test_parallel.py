@@ -90,8 +90,8 @@ def test_the_modelled_time_is_between_the_busiest_worker_and_the_measured_time(o
 
 @given(recordings())
 def test_a_single_worker_takes_the_sum_of_its_forwards(own):
-    alone = make_recording([each for each in own.decoding if each.worker == TARGET])
-    assert modelled_time(alone) == busy(alone).get(TARGET, 0)
+    target_only = make_recording([each for each in own.decoding if each.worker == TARGET])
+    assert modelled_time(target_only) == busy(target_only).get(TARGET, 0)
 
 
 def earliest(own, latency):
@@ -159,22 +159,25 @@ def test_a_pearl_step_takes_the_longer_of_draft_and_target():
 
 
 def test_known_times_replace_measured_ones_and_cancelled_work_keeps_its_limit():
-    known = {("target", 1, (0, 8), 1.0): 5.0, ("draft", 1, (0, 8), 1.0): 50.0}
+    medians = {("target", 1, (0, 8), 1.0): 5.0, ("draft", 1, (0, 8), 1.0): 50.0}
     assert (
         modelled_time(
-            make_recording([forward(TARGET, 0, 30), forward(TARGET, 30, 70, n_tokens=4)]), known
+            make_recording([forward(TARGET, 0, 30), forward(TARGET, 30, 70, n_tokens=4)]), medians
         )
         == 45
     )
     own = [forward(DRAFT, 0, 7, used=False), forward(DRAFT, 7, 17)]
-    assert modelled_time(make_recording(own), known) == 57
+    assert modelled_time(make_recording(own), medians) == 57
 
 
 def test_a_partial_forward_takes_the_time_of_equal_shares():
-    known = {("target", 1, (0, 8), 1.0): 5.0, ("target", 1, (0, 8), 0.5): 3.0}
-    whole = forward(TARGET, 0, 30)
+    medians = {("target", 1, (0, 8), 1.0): 5.0, ("target", 1, (0, 8), 0.5): 3.0}
+    full_forward = forward(TARGET, 0, 30)
     assert (
-        modelled_time(make_recording([whole, replace(whole, start=30, end=70, share=0.5)]), known)
+        modelled_time(
+            make_recording([full_forward, replace(full_forward, start=30, end=70, share=0.5)]),
+            medians,
+        )
         == 8
     )
 
@@ -186,14 +189,14 @@ def test_cancelled_forwards_at_the_end_add_no_time():
 
 def test_host_time_is_the_median_gap_and_latency_that_of_awaited_messages():
     waited = RecordedMessage(TARGET, DRAFT, 14, 17, 8)
-    late = RecordedMessage(TARGET, DRAFT, 19, 90, 8)  # its receiver was busy
+    late_message = RecordedMessage(TARGET, DRAFT, 19, 90, 8)  # its receiver was busy
     forwards = [
         forward(TARGET, 0, 10),
         forward(TARGET, 16, 18),
         forward(DRAFT, 0, 5),
         forward(DRAFT, 18, 80),
     ]
-    host = median_gaps([make_recording(forwards, [waited, late])])
+    host = median_gaps([make_recording(forwards, [waited, late_message])])
     assert host.forward == {TARGET: 2, DRAFT: 1}
     assert host.message == {TARGET: median_of(14 - 10, 19 - 18)}
     assert host.latency == 3

@@ -226,8 +226,8 @@ def test_consecutive_target_forwards_use_the_warm_cache_cost():
 def test_several_probes_of_a_machine_are_averaged():
     records = [vanilla_record("sps", 1120)]
     (row,) = predict(records, MANIFEST, make_costs(), None, [make_costs(0.5)]).rows
-    (lone,) = predict(records, MANIFEST, make_costs(), None).rows
-    assert row.predicted == pytest.approx(0.75 * lone.predicted)
+    (only_row,) = predict(records, MANIFEST, make_costs(), None).rows
+    assert row.predicted == pytest.approx(0.75 * only_row.predicted)
 
 
 def test_the_busiest_of_several_workers_counts():
@@ -283,11 +283,11 @@ def test_predictions_are_summed_by_method_and_task_and_over_all_tasks():
 
 
 def test_a_noisy_output_is_predicted_but_has_no_error():
-    gone = {"void": True, "ns": Ns()}
-    (row,) = predict([vanilla_record("sps", 0, **gone)], MANIFEST, make_costs(), None).rows
+    noisy_fields = {"void": True, "ns": Ns()}
+    (row,) = predict([vanilla_record("sps", 0, **noisy_fields)], MANIFEST, make_costs(), None).rows
     assert (row.outputs, row.void, row.measured, row.error) == (1, 1, None, None)
     assert row.predicted_void == pytest.approx(1120)
-    both = [vanilla_record("sps", 1120, at=1), vanilla_record("sps", 0, **gone)]
+    both = [vanilla_record("sps", 1120, at=1), vanilla_record("sps", 0, **noisy_fields)]
     (row,) = predict(both, MANIFEST, make_costs(), None).rows
     assert (row.measured, row.error) == (1120, pytest.approx(0))
 

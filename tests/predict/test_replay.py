@@ -112,5 +112,5 @@ def test_load_simulation_uses_the_same_costs_for_each_request():
     found = replay_scripts(vanilla, scripts, lambda work: 10.0, policy=None)
     assert found == [RequestTimeline(10, 30, 3, 3), RequestTimeline(40, 60, 3, 3)]
     # The shortest probed prompt and the shortest probed context have 16 tokens.
-    alone = replay_scripts(vanilla, scripts[:1], TableCosts(make_costs()), policy=None)
-    assert alone == [RequestTimeline(160, 160 + 2 * 1016, 3, 3)]
+    first_request = replay_scripts(vanilla, scripts[:1], TableCosts(make_costs()), policy=None)
+    assert first_request == [RequestTimeline(160, 160 + 2 * 1016, 3, 3)]

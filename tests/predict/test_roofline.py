@@ -25,8 +25,8 @@ def run_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "made"
     shutil.copytree(REFERENCE, folder)
     lines = (folder / "records.jsonl").read_text().splitlines()
-    kept = sorted({json.loads(line)["prompt_id"] for line in lines})[:2]
-    some = [line for line in lines if json.loads(line)["prompt_id"] in kept]
+    prompt_ids = sorted({json.loads(line)["prompt_id"] for line in lines})[:2]
+    some = [line for line in lines if json.loads(line)["prompt_id"] in prompt_ids]
     (folder / "records.jsonl").write_text("\n".join(some) + "\n")
     return folder
 
@@ -102,11 +102,13 @@ def test_large_batches_reduce_the_speedup(run, run_folder):
         rows = {row["label"]: row for row in json.loads(out)["rows"]}
         return rows["sps"]["modelled_speedup"], rows["vanilla"]["modelled_tokens_per_s"]
 
-    alone, many = speedup(), speedup("--batch", "128")
-    assert many[0] < alone[0]  # compute instead of bandwidth limits a verification
-    assert many[1] > 20 * alone[1]
-    late = speedup("--overhead", "1000")
-    assert late[0] < alone[0]  # 1 ms per forward makes the small draft as slow as the target
+    batch_1, batch_128 = speedup(), speedup("--batch", "128")
+    assert batch_128[0] < batch_1[0]  # compute instead of bandwidth limits a verification
+    assert batch_128[1] > 20 * batch_1[1]
+    with_overhead = speedup("--overhead", "1000")
+    assert (
+        with_overhead[0] < batch_1[0]
+    )  # 1 ms per forward makes the small draft as slow as the target
 
 
 def test_json_contains_every_input_of_the_model(run, run_folder):

@@ -34,5 +34,5 @@ def test_heads_are_compared_at_an_equal_budget(
     assert all(row["MAT"] >= 1 and row["parameters"] > 0 for row in rows)
     assert (tmp_path / "training_curve.png").stat().st_size > 0
     for row, name in zip(rows, names, strict=True):
-        (wanted,) = registry.build(name, {}).artifacts()
-        wanted.kind.load(tmp_path / row["head"], {"target": load_decoder(pair[0], name="target")})
+        (artifact,) = registry.build(name, {}).artifacts()
+        artifact.kind.load(tmp_path / row["head"], {"target": load_decoder(pair[0], name="target")})

@@ -52,10 +52,10 @@ def test_each_scaling_law_varies_one_size_and_fixes_the_others(tmp_path):
 
 def test_the_largest_size_is_held_out_and_predicted_from_the_others(tmp_path):
     scaling_law, *_ = fit_scaling_laws(read_points([str(write_drafts(tmp_path))]))
-    held = scaling_law.held_out
-    assert (held.size, held.n, held.is_inside) == (3e6, 2, True)
-    assert held.predicted.value == pytest.approx(held.value)
-    assert held.decades_beyond == pytest.approx(math.log10(3))
+    held_out = scaling_law.held_out
+    assert (held_out.size, held_out.n, held_out.is_inside) == (3e6, 2, True)
+    assert held_out.predicted.value == pytest.approx(held_out.value)
+    assert held_out.decades_beyond == pytest.approx(math.log10(3))
     assert "0.48 decades beyond" in scaling_law.warnings[-1]
     bent = [
         ScalingPoint("", {"tokens": 10.0**at}, {"alpha": y}, {})
@@ -135,16 +135,16 @@ def call(capsys, monkeypatch):
 
 def test_the_command_prints_scaling_laws_and_writes_three_files(call, tmp_path):
     code, out, err = call(
-        write_drafts(tmp_path / "grid"), "--at", "tokens=10M", "--out", tmp_path / "law"
+        write_drafts(tmp_path / "grid"), "--at", "tokens=10M", "--out", tmp_path / "out"
     )
     assert code == ExitCode.OK
     assert "MAT" in out and "layers 2" in out and "10M" in out and "extrapolated" in out
     assert "warning: alpha along layers tokens 100k: R2" not in err
-    page = (tmp_path / "law" / "scaling.md").read_text()
+    page = (tmp_path / "out" / "scaling.md").read_text()
     assert page.startswith("# Scaling\n") and "| alpha | tokens | layers 1 | 8 |" in page
-    facts = json.loads((tmp_path / "law" / "scaling.json").read_text())
+    facts = json.loads((tmp_path / "out" / "scaling.json").read_text())
     assert (len(facts["points"]), len(facts["laws"]), len(facts["asked"])) == (16, 12, 4)
-    assert (tmp_path / "law" / "scaling.svg").stat().st_size > 10_000
+    assert (tmp_path / "out" / "scaling.svg").stat().st_size > 10_000
 
 
 def test_json_output_contains_numbers(call, tmp_path):
@@ -155,15 +155,15 @@ def test_json_output_contains_numbers(call, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("args", "expected"),
     [
         (["--at", "tokens=lots"], "'tokens=lots' must be one of tokens, layers, batch"),
         (["--at", "width=3"], "'width=3' must be one of"),
         (["--at", "tokens=-3"], "must be one of"),
     ],
 )
-def test_an_invalid_prediction_size_is_one_error(call, tmp_path, words, expected):
-    code, _, err = call(write_drafts(tmp_path, sizes=SIZES[:2], seeds=1), *words)
+def test_an_invalid_prediction_size_is_one_error(call, tmp_path, args, expected):
+    code, _, err = call(write_drafts(tmp_path, sizes=SIZES[:2], seeds=1), *args)
     assert code == ExitCode.USAGE and expected in " ".join(err.split()) and "hint" in err
 
 

@@ -104,7 +104,7 @@ def test_invalid_mlflow_server_is_rejected_before_an_export(
 ):
     class Silent(types.ModuleType):
         def MlflowClient(self, tracking_uri):  # noqa: N802
-            raise AssertionError("MLflow was asked")
+            raise AssertionError("MLflow was called")
 
     monkeypatch.setitem(sys.modules, "mlflow", Silent("mlflow"))
     monkeypatch.setitem(sys.modules, "mlflow.entities", types.ModuleType("mlflow.entities"))

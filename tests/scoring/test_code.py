@@ -236,8 +236,8 @@ def test_the_system_call_filter_decides_by_call_argument_and_architecture(machin
 
 
 def test_without_containment_hostile_programs_reach_their_aim():
-    wanted = ["run-folder", "write-outside", "abstract-socket"]
-    assert all(reached for _, reached, _ in hostile_code.run_programs(wanted, uncontained=True))
+    programs = ["run-folder", "write-outside", "abstract-socket"]
+    assert all(reached for _, reached, _ in hostile_code.run_programs(programs, uncontained=True))
 
 
 @BOTH
@@ -297,9 +297,9 @@ def test_sandboxes_end_with_their_parent_process(uncontained):
         return
     parent_end, our_end = os.pipe()
     words = [sys.executable, "-I", "-S", sandbox.__file__]
-    how = "uncontained" if uncontained else "contained"
+    mode = "uncontained" if uncontained else "contained"
     with subprocess.Popen(
-        [*words, how, str(parent_end)], stdin=subprocess.PIPE, env={}, pass_fds=[parent_end]
+        [*words, mode, str(parent_end)], stdin=subprocess.PIPE, env={}, pass_fds=[parent_end]
     ) as keeper:
         os.close(parent_end)
         job = {
@@ -665,11 +665,11 @@ def test_random_numbers_of_the_tests_are_the_same_for_every_answer():
 
 def test_loop_over_values_of_the_answer_may_be_shorter_if_it_is_inside_the_assertion():
     reference = "def divisors(n): return [d for d in range(1, n + 1) if n % d == 0]\n"
-    fewer = "def divisors(n): return [1, n]\n"
+    incomplete = "def divisors(n): return [1, n]\n"
     outside = "\nfor d in divisors(6):\n    assert 6 % d == 0\n"
     inside = "\nassert all(6 % d == 0 for d in divisors(6))\n"
     for tests, passes in ((outside, False), (inside, True)):
-        passed = code.passes_tests(fewer, "", tests, uncontained=True, reference=reference)
+        passed = code.passes_tests(incomplete, "", tests, uncontained=True, reference=reference)
         assert passed == passes
 
 

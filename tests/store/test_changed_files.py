@@ -100,9 +100,7 @@ def readers(run):
         ({"seed": 7}, "seed: 7, but the run has seed 0"),
     ],
 )
-def test_record_with_a_pass_or_seed_that_the_run_does_not_have_is_refused(
-    run, make_record, change, message
-):
+def test_record_with_an_unknown_pass_or_seed_is_an_error(run, make_record, change, message):
     with (run.path / "records.jsonl").open("a") as file:
         file.write(to_json(make_record(turn=3, **change)) + "\n")
     run = kill(run)
@@ -121,7 +119,7 @@ def test_each_load_and_repeat_of_a_run_is_read(tmp_path, make_record):
         list(run.records())
 
 
-def test_prompt_beyond_the_questions_of_a_task_is_refused(run, prompt):
+def test_more_prompts_than_questions_of_a_task_are_an_error(run, prompt):
     with (run.path / "prompts.jsonl").open("a") as file:
         file.write(json.dumps(asdict(prompt(prompt_id="mini/4"))) + "\n")
     with pytest.raises(UsageError, match="task 'mini' has 1 questions in the run"):
@@ -132,7 +130,7 @@ def test_prompt_beyond_the_questions_of_a_task_is_refused(run, prompt):
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_edit_of_the_same_size_after_the_end_is_noticed(run, at):
+def test_edit_of_the_same_size_after_the_end_is_detected(run, at):
     run, original = finish(run), lines(run)
     changed = [edit_times(line) if index == at else line for index, line in enumerate(original)]
     write_lines(run, changed)
@@ -157,14 +155,14 @@ def test_edit_of_the_same_size_after_the_end_is_noticed(run, at):
     ],
     ids=["last", "first", "order", "cut", "half line more"],
 )
-def test_lines_that_are_lost_or_moved_after_the_end_are_noticed(run, harm):
+def test_lines_removed_or_moved_after_the_end_are_detected(run, harm):
     run = finish(run)
     write_lines(run, harm(lines(run)))
     with pytest.raises(UsageError, match="was changed after the run was finished"):
         list(run.records())
 
 
-def test_damaged_line_of_a_finished_run_is_still_named(run):
+def test_damaged_line_of_a_finished_run_is_an_error_with_its_number(run):
     run = finish(run)
     write_lines(run, [lines(run)[0], "{oops\n"])
     with pytest.raises(UsageError, match="line 2 is not a valid record") as caught:
@@ -174,7 +172,7 @@ def test_damaged_line_of_a_finished_run_is_still_named(run):
     assert f"specbench run --resume {run.path} --force" in caught.value.hint
 
 
-def test_changed_prompt_of_a_finished_run_is_noticed(run):
+def test_changed_prompt_of_a_finished_run_is_detected(run):
     run = finish(run)
     write_lines(
         run, [each.replace("Why?", "Who?") for each in lines(run, "prompts.jsonl")], "prompts.jsonl"
@@ -184,7 +182,7 @@ def test_changed_prompt_of_a_finished_run_is_noticed(run):
             read()
 
 
-def test_manifest_of_another_run_does_not_fit(run, tmp_path, make_record, prompt):
+def test_manifest_of_another_run_is_detected(run, tmp_path, make_record, prompt):
     other = RunDir.create(tmp_path / "other", dict(PLAN), resume_config=RESUME_CONFIG)
     other.append_prompts([prompt()])
     other.append([make_record(n_tokens=5, other_cpu=0.5)])
@@ -194,7 +192,7 @@ def test_manifest_of_another_run_does_not_fit(run, tmp_path, make_record, prompt
         list(RunDir.open(run.path).records())
 
 
-def test_change_that_is_accepted_labels_the_run(run):
+def test_an_accepted_change_labels_the_run_as_mixed(run):
     run = finish(run)
     write_lines(run, lines(run)[:2])
     run.acquire_lock()
@@ -232,7 +230,7 @@ def test_run_of_an_older_version_has_no_digests_and_is_read(run, leave):
 
 @pytest.mark.parametrize("leave", [interrupt, kill])
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_edit_of_the_same_size_in_an_unfinished_run_names_the_record(run, leave, at):
+def test_edit_of_the_same_size_in_an_unfinished_run_is_detected(run, leave, at):
     run = leave(run)
     original = lines(run)
     write_lines(
@@ -259,7 +257,7 @@ def test_deleted_record_is_only_missing(run, leave):
     assert run.has_written(("mini/3", 2, "sps", 1))
 
 
-def test_record_that_is_added_to_an_interrupted_run_is_named(run, make_record, prompt):
+def test_record_added_to_an_interrupted_run_is_detected(run, make_record, prompt):
     run.append_prompts([prompt(turn=4)])
     run = interrupt(run)
     write_lines(run, [*lines(run), to_json(make_record(turn=4)) + "\n"])
@@ -297,7 +295,7 @@ def test_lines_of_a_killed_repeat_get_digests(run, make_record, prompt):
     assert len(list(parent.records())) == 4
 
 
-def test_changed_prompt_of_an_unfinished_run_is_named(run):
+def test_changed_prompt_of_an_unfinished_run_is_detected(run):
     run = interrupt(run)
     original = lines(run, "prompts.jsonl")
     write_lines(
@@ -313,7 +311,7 @@ def test_changed_prompt_of_an_unfinished_run_is_named(run):
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_edit_of_the_same_size_during_the_run_is_noticed_at_its_end(run, at):
+def test_edit_of_the_same_size_during_the_run_is_detected_at_its_end(run, at):
     original = lines(run)
     write_lines(
         run, [edit_times(line) if index == at else line for index, line in enumerate(original)]
@@ -324,7 +322,7 @@ def test_edit_of_the_same_size_during_the_run_is_noticed_at_its_end(run, at):
         interrupt(run).read_output_ids()
 
 
-def test_record_that_is_added_during_the_run_is_noticed_and_refused_later(run, make_record):
+def test_record_added_during_the_run_is_detected(run, make_record):
     write_lines(run, [*lines(run), to_json(make_record(turn=4)) + "\n"])
     with pytest.raises(ConcurrentWriteError, match="first one in line 4: another program added it"):
         run.reread_output_ids()
@@ -337,7 +335,7 @@ def test_record_that_is_added_during_the_run_is_noticed_and_refused_later(run, m
     assert len(run.read_output_ids()) == 3
 
 
-def test_edit_between_the_last_check_and_the_end_is_noticed_by_readers(run):
+def test_edit_after_the_last_check_of_a_run_is_detected_by_readers(run):
     run.reread_output_ids()
     write_lines(run, [edit_times(line) for line in lines(run)])
     with pytest.raises(UsageError, match="was changed after the run was finished"):

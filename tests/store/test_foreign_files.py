@@ -195,7 +195,7 @@ def test_users_file_with_the_name_of_the_lock_is_kept(run, content):
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_lock_that_is_a_link_is_refused_and_its_target_kept(run, victim, link):
+def test_lock_that_is_a_link_is_rejected_and_its_target_kept(run, victim, link):
     run.release()
     link(victim, run.path / ".lock")
     with pytest.raises(UsageError, match="is a link"):

@@ -30,7 +30,7 @@ def run(tmp_path) -> RunDir:
     return RunDir.create(tmp_path / "run", {"version": "0.1"})
 
 
-def test_manifest_says_running_then_finished(run):
+def test_manifest_has_status_running_and_then_finished(run):
     on_disk = run.path / "manifest.json"
     assert json.loads(on_disk.read_text()) == {"version": "0.1", "status": "running"}
     run.close("finished", noisy=False)
@@ -172,7 +172,7 @@ def test_default_folder_has_time_name_and_hash_and_is_new(tmp_path):
 
 @pytest.fixture
 def runs(tmp_path):
-    """Return a function that creates runs with the given states, oldest first."""
+    """Return a function that creates runs with these states, oldest first."""
 
     def create(**states):
         for index, (name, state) in enumerate(states.items()):

@@ -134,7 +134,7 @@ def test_a_number_larger_than_any_float_is_rejected(make_record):
         from_json(line.replace('"reused":7', f'"reused":{10**400}'))
 
 
-def test_unknown_field_is_named(make_record):
+def test_unknown_field_is_an_error_with_its_name(make_record):
     data = json.loads(to_json(make_record())) | {"speed": 3}
     with pytest.raises(ValueError, match="speed is not known"):
         from_json(json.dumps(data))

@@ -130,8 +130,8 @@ def test_every_line_of_arithmetic_is_right_and_the_last_result_is_the_answer(
         steps = re.findall(r"(\d+)([-+*/])(\d+) = \$?(\d+)", work)
         for left, sign, right, result in steps:
             a, b = int(left), int(right)
-            wanted = {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[sign]
-            assert int(result) == wanted >= 0, row
+            expected = {"+": a + b, "-": a - b, "*": a * b, "/": a / b}[sign]
+            assert int(result) == expected >= 0, row
         assert steps[-1][3] == answer, row
 
 
@@ -222,8 +222,8 @@ def test_best_of_n_shares_no_question_with_mini_or_training(
 ) -> None:
     rows = shipped["best-of-n"]
     assert Counter(row["family"] for row in rows) == dict.fromkeys(generated.FAMILIES, 8)
-    known = {row["turns"][0] for row in [*training, *shipped["mini"]]}
-    assert not [row["id"] for row in rows if row["turns"][0] in known]
+    other_prompts = {row["turns"][0] for row in [*training, *shipped["mini"]]}
+    assert not [row["id"] for row in rows if row["turns"][0] in other_prompts]
     held_out = {template.name for template in generated.TEMPLATES if template.held_out}
     assert {row["template"] for row in rows} <= held_out
 
@@ -304,8 +304,8 @@ def test_orders_are_those_of_the_tool_and_their_total_is_correct(
     shipped: dict[str, list[generated.GeneratedConversation]],
 ) -> None:
     for row in rows_of(shipped, "agentic", "orders"):
-        counted = row["template"].rpartition("_")[2]
-        place = ["buyer", "town", "item"].index(counted) + 1
+        criterion = row["template"].rpartition("_")[2]
+        place = ["buyer", "town", "item"].index(criterion) + 1
         value = next(w for w in WORD.findall(row["turns"][0].rpartition("?")[0].rpartition(".")[2])
                      if w in {*lexicon.NAMES, *lexicon.TOWNS, *lexicon.ITEMS})  # fmt: skip
         table: list[list[str]] = []

@@ -96,9 +96,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("row", "why"), WRONG)
-def test_a_malformed_request_is_refused_with_its_line(tmp_path, row, why):
-    with pytest.raises(UsageError, match=rf"traffic\.jsonl:2: .*{why}") as caught:
+@pytest.mark.parametrize(("row", "message"), WRONG)
+def test_a_malformed_request_is_refused_with_its_line(tmp_path, row, message):
+    with pytest.raises(UsageError, match=rf"traffic\.jsonl:2: .*{message}") as caught:
         task(tmp_path, {"messages": [QUESTION]}, row)
     assert "messages" in caught.value.hint
 

@@ -45,9 +45,12 @@ def test_a_sample_is_a_balanced_subset_in_dataset_order(available, limit, seed):
     assert [q for q in everything if q in chosen] == chosen
     assert sample_questions(everything, limit, seed) == chosen
 
-    had, taken = Counter(q.family for q in everything), Counter(q.family for q in chosen)
-    assert is_balanced({f: taken[f] for f in had}, had)
-    for family in had:
+    available_by_family, chosen_by_family = (
+        Counter(q.family for q in everything),
+        Counter(q.family for q in chosen),
+    )
+    assert is_balanced({f: chosen_by_family[f] for f in available_by_family}, available_by_family)
+    for family in available_by_family:
         had_in = Counter(q.category for q in everything if q.family == family)
         got_in = Counter(q.category for q in chosen if q.family == family)
         assert is_balanced({c: got_in[c] for c in had_in}, had_in)
@@ -63,15 +66,15 @@ def test_a_smaller_sample_is_part_of_a_larger_one(available, limit, seed):
 
 @given(available=AVAILABLE, limit=st.integers(1, 40), seed=st.integers(0, 5))
 def test_a_question_with_samples_counts_once_and_keeps_all_samples(available, limit, seed):
-    once = questions(available)
-    often = [
+    plain = questions(available)
+    with_samples = [
         replace(question, prompt_id=f"{question.prompt_id}/{n}", sample=n)
-        for question in once
+        for question in plain
         for n in (1, 2, 3)
     ]
-    drawn = [question.prompt_id for question in sample_questions(once, limit, seed)]
-    assert [q.prompt_id for q in sample_questions(often, limit, seed)] == [
-        f"{prompt_id}/{n}" for prompt_id in drawn for n in (1, 2, 3)
+    prompt_ids = [question.prompt_id for question in sample_questions(plain, limit, seed)]
+    assert [q.prompt_id for q in sample_questions(with_samples, limit, seed)] == [
+        f"{prompt_id}/{n}" for prompt_id in prompt_ids for n in (1, 2, 3)
     ]
 
 
@@ -107,5 +110,5 @@ def test_limit_below_one_is_refused(limit):
 
 def test_a_known_sample_does_not_change_between_versions():
     everything = questions({("qa", "a"): 20, ("rag", "b"): 20})
-    drawn = [question.prompt_id for question in sample_questions(everything, 4, 7)]
-    assert drawn == ["t/qa-a-2", "t/rag-b-7", "t/qa-a-11", "t/rag-b-14"]
+    prompt_ids = [question.prompt_id for question in sample_questions(everything, 4, 7)]
+    assert prompt_ids == ["t/qa-a-2", "t/rag-b-7", "t/qa-a-11", "t/rag-b-14"]

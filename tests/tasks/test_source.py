@@ -56,7 +56,9 @@ def serve_folder(folder: Path):
 
 
 def read(tmp_path: Path, **where: object) -> bytes:
-    return source.read_source("t", DatasetSource(file="rows.jsonl", **where), tmp_path / "beside")
+    return source.read_source(
+        "t", DatasetSource(file="rows.jsonl", **where), tmp_path / "next_to_yaml"
+    )
 
 
 def test_the_data_folder_is_read_first(tmp_path, monkeypatch):

@@ -48,15 +48,15 @@ def test_a_conversation_alternates_roles_and_ends_with_the_turn_to_answer():
 @pytest.mark.parametrize("template", [CHAT, "{{ bos_token }} " + CHAT])
 def test_chat_ids_equal_those_of_transformers(template, adds_bos):
     tok = tokenizer(template, adds_bos)
-    theirs = tok.apply_chat_template(
+    expected = tok.apply_chat_template(
         [{"role": role, "content": text} for role, text in MESSAGES],
         add_generation_prompt=True,
         return_dict=False,
     )
-    ours = render_prompt(tok, MESSAGES, raw=False)
-    assert ours == theirs
-    assert words(ours).endswith("<user> hello <bot> world <user> again <bot>")
-    assert words(ours).count("<s>") == template.startswith("{{ bos_token }}")
+    rendered = render_prompt(tok, MESSAGES, raw=False)
+    assert rendered == expected
+    assert words(rendered).endswith("<user> hello <bot> world <user> again <bot>")
+    assert words(rendered).count("<s>") == template.startswith("{{ bos_token }}")
 
 
 @pytest.mark.parametrize("chat", [None, CHAT])

@@ -96,20 +96,20 @@ def test_a_label_is_the_probability_that_the_draft_token_is_accepted(models):
     ):
         assert labelled.ids.tolist() == [*prompt, *answer]
         assert labelled.start == len(prompt)
-        for place in range(labelled.start, len(labelled.ids)):
-            prefix = labelled.ids[None, :place]
+        for position in range(labelled.start, len(labelled.ids)):
+            prefix = labelled.ids[None, :position]
             p, q = (model(prefix).logits[0, -1].softmax(-1) for model in models)
-            token = labelled.drafted[place]
+            token = labelled.drafted[position]
             expected = (p[token] / q[token]).clamp(max=1.0)
-            torch.testing.assert_close(labelled.chances[place], expected, atol=1e-4, rtol=1e-3)
+            torch.testing.assert_close(labelled.chances[position], expected, atol=1e-4, rtol=1e-3)
 
 
 def test_a_greedy_label_is_1_if_target_and_draft_agree(models):
     for labelled in label(*models, REPLIES, "greedy", 5):
-        for place in range(labelled.start, len(labelled.ids)):
-            p, q = (model(labelled.ids[None, :place]).logits[0, -1].argmax() for model in models)
-            assert labelled.drafted[place] == q
-            assert labelled.chances[place] == float(p == q)
+        for position in range(labelled.start, len(labelled.ids)):
+            p, q = (model(labelled.ids[None, :position]).logits[0, -1].argmax() for model in models)
+            assert labelled.drafted[position] == q
+            assert labelled.chances[position] == float(p == q)
 
 
 def reply(n=400, start=100):
@@ -177,8 +177,8 @@ def test_a_stored_head_is_loaded_unchanged(tmp_path, tied):
     rows = torch.randn(5, 128)
     expected = head(decoders["draft"].norm(rows.clone())).softmax(-1)[:, 1]
     (trained,) = registry.load("specdec++")().artifacts()
-    ours = trained.kind.load(tmp_path, decoders)(rows.clone())
-    torch.testing.assert_close(ours, expected, atol=5e-3, rtol=0)
+    output = trained.kind.load(tmp_path, decoders)(rows.clone())
+    torch.testing.assert_close(output, expected, atol=5e-3, rtol=0)
 
 
 @pytest.fixture(scope="module")

@@ -90,15 +90,15 @@ def test_tvd_plus_over_the_whole_vocabulary_is_the_normalised_gradient_of_tvd(se
     logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(seed)).double()
     p = torch.log_softmax(torch.randn(5, 7).double(), -1)
     weights = torch.tensor([1.0, 1.0, 0.1, 0.0, 1.0]).double()
-    ours, theirs = (
+    tvd_plus_grad, tvd_grad = (
         torch.autograd.grad(DISTANCES[name](torch.log_softmax(x, -1), p, weights), x)[0]
         for name, x in ((name, logits.clone().requires_grad_()) for name in ("tvd++", "tvd"))
     )
     q = logits.log_softmax(-1)
     mean = ((q.exp() * (p > q)).sum(-1) * weights).sum() / weights.sum()
     deviation = (mean * (1 - mean)).sqrt()
-    assert torch.allclose(ours * deviation, theirs, atol=1e-12)
-    assert ours[3].abs().sum() == 0  # a row of weight 0 has no gradient
+    assert torch.allclose(tvd_plus_grad * deviation, tvd_grad, atol=1e-12)
+    assert tvd_plus_grad[3].abs().sum() == 0  # a row of weight 0 has no gradient
 
 
 def test_every_distance_is_an_option_besides_cross_entropy() -> None:
@@ -118,12 +118,12 @@ def test_lk_is_kl_at_low_acceptance_and_total_variation_at_high_acceptance(
 def test_far_from_the_target_total_variation_has_almost_no_gradient_but_kl_has() -> None:
     logits = torch.tensor([[30.0, 0, 0, 0]]).double()
     p = torch.log_softmax(torch.tensor([[0, 30.0, 0, 0]]).double(), -1)
-    far = {}
+    gradients = {}
     for name in ("kl", "tvd"):
         x = logits.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(DISTANCES[name](torch.log_softmax(x, -1), p, ONE), x)
-        far[name] = gradient.norm()
-    assert far["tvd"] < 1e-3 * far["kl"]
+        gradients[name] = gradient.norm()
+    assert gradients["tvd"] < 1e-3 * gradients["kl"]
 
 
 @given(SEEDS)
@@ -132,10 +132,10 @@ def test_target_tokens_outside_a_cut_vocabulary_count_as_draft_probability_zero(
 ) -> None:
     _, p = distributions(seed)
     q = torch.log_softmax(torch.randn(1, 4).double(), -1)
-    whole = torch.cat([q, torch.full((1, 3), -1e4).double()], -1)
+    padded = torch.cat([q, torch.full((1, 3), -1e4).double()], -1)
     for name in ("jsd", "tvd", "reverse-kl"):
         distance = DISTANCES[name]
-        assert distance(q, p[:, :4], ONE).item() == pytest.approx(distance(whole, p, ONE).item())
+        assert distance(q, p[:, :4], ONE).item() == pytest.approx(distance(padded, p, ONE).item())
     inside = p[:, :4].exp().sum()
     within = kl(q, p[:, :4].log_softmax(-1), ONE)
     assert kl(q, p[:, :4], ONE).item() == pytest.approx((inside * within).item())
@@ -195,10 +195,12 @@ def test_a_resumed_alignment_equals_an_uninterrupted_one(
     assert resumed.curve == straight.curve
     assert resumed.mat == straight.mat
     assert [each.step for each in resumed.mat] == [0, 5]
-    ours, theirs = (
+    straight_weights, resumed_weights = (
         load_file(tmp_path / out / plan.name / "model.safetensors") for out in ("whole", "parts")
     )
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert all(
+        torch.equal(straight_weights[name], resumed_weights[name]) for name in straight_weights
+    )
     load_decoder(tmp_path / "whole" / plan.name, name="draft")  # a run loads it this way
 
 
@@ -277,8 +279,8 @@ def test_a_draft_with_a_cut_vocabulary_is_not_cut_again(
     again = replace(first, draft=lambda: tmp_path / "cut")
     with pytest.raises(UsageError, match="is reduced already"):
         again._make_initial_model()
-    further = replace(again, vocabulary=None)
-    assert further._estimate(further._make_initial_model(), 0).mat == made.mat[-1].mat
+    uncut = replace(again, vocabulary=None)
+    assert uncut._estimate(uncut._make_initial_model(), 0).mat == made.mat[-1].mat
 
 
 def test_cross_entropy_skips_tokens_outside_a_cut_vocabulary(
@@ -299,10 +301,10 @@ def test_cross_entropy_skips_tokens_outside_a_cut_vocabulary(
 def test_an_invalid_draft_record_is_one_error(
     text: str, tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
-    place = shutil.copytree(pair[1], tmp_path / "draft")
-    (place / align.RECORD).write_text(text)
+    folder = shutil.copytree(pair[1], tmp_path / "draft")
+    (folder / align.RECORD).write_text(text)
     with pytest.raises(UsageError, match="is not a valid record of a draft"):
-        aligner(tmp_path, (pair[0], place))._make_initial_model()
+        aligner(tmp_path, (pair[0], folder))._make_initial_model()
 
 
 @pytest.mark.parametrize(

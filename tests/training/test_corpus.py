@@ -44,14 +44,14 @@ def test_every_chat_is_complete_in_one_sequence(
     encode: Encoder, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     batch = Corpus(encode, [], 0).batch(6, 512)
-    whole = {tuple(encode(chat).ids) for chat in islice(generate_chats(0), 400)}
+    complete_chats = {tuple(encode(chat).ids) for chat in islice(generate_chats(0), 400)}
     begin, pad = tokenizer.bos_token_id, tokenizer.pad_token_id
     for inputs, last in zip(batch.inputs.tolist(), batch.targets[:, -1].tolist(), strict=True):
         text = [token for token in [*inputs, last] if token != pad]
         starts = [i for i, token in enumerate(text) if token == begin]
         chats = [tuple(text[a:b]) for a, b in zip(starts, [*starts[1:], None], strict=True)]
         assert starts[0] == 0
-        assert whole.issuperset(chats)
+        assert complete_chats.issuperset(chats)
 
 
 def test_few_tokens_are_padding_and_padding_has_weight_0(
@@ -103,11 +103,11 @@ def test_gsm8k_is_a_tenth_of_the_tokens(encode: Encoder) -> None:
 
 def test_a_family_named_twice_is_read_twice_as_often_in_order(encode: Encoder) -> None:
     mixed = Corpus(encode, [], 0, ("rag", "qa", "rag"))
-    drawn = [mixed.draw().ids for _ in range(6)]
+    token_ids = [mixed.draw().ids for _ in range(6)]
     rows = list(islice(generated.generate_rows(0, "train"), 24))
     rag, qa = ([r for r in rows if r["family"] == family] for family in ("rag", "qa"))
-    wanted = [rag[0], qa[0], rag[1], rag[2], qa[1], rag[3]]
-    assert drawn == [encode(corpus.make_chat(row)).ids for row in wanted]
+    expected = [rag[0], qa[0], rag[1], rag[2], qa[1], rag[3]]
+    assert token_ids == [encode(corpus.make_chat(row)).ids for row in expected]
 
 
 def test_answers_have_weight_1_and_prompts_less(

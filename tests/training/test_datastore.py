@@ -44,10 +44,10 @@ def test_a_datastore_has_target_tokens_and_is_built_once(
     encode = AutoTokenizer.from_pretrained(target)
     ids = [encode(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
     assert store.tokens.tolist() == [token for text in ids for token in (*text, store.end)]
-    shared = next(n for n in range(9) if ids[0][n] != ids[1][n])
-    found = store.find(ids[0][:shared])
-    ways = store.continuations(found, shared, 1, most=9)[:, 0].tolist()
-    assert sorted(ways) == sorted([ids[0][shared], ids[1][shared]])
+    n_shared = next(n for n in range(9) if ids[0][n] != ids[1][n])
+    found = store.find(ids[0][:n_shared])
+    ways = store.continuations(found, n_shared, 1, most=9)[:, 0].tolist()
+    assert sorted(ways) == sorted([ids[0][n_shared], ids[1][n_shared]])
     config = json.loads((folder / "config.json").read_text())
     assert [source["file"] for source in config["specbench"]["from"]] == ["some.jsonl", "more.txt"]
     assert str(tmp_path) not in json.dumps(config)
@@ -103,16 +103,16 @@ def test_replies_need_a_target_of_the_embedded_family(
 def test_replies_begin_with_the_assistant_token_and_are_resumed(
     tmp_path: Path, target: Path, loaded
 ) -> None:
-    place, progress = torch.device("cpu"), list[int]()
+    device, progress = torch.device("cpu"), list[int]()
     maker = DatastoreMaker(tmp_path, target, progress.append)
-    folder = maker.make_from_replies([], 3, 0, place, fresh=False)
+    folder = maker.make_from_replies([], 3, 0, device, fresh=False)
     store = Datastore.load(folder, {"target": loaded})
-    begin = AutoTokenizer.from_pretrained(target).get_vocab()["<|assistant|>"]
+    assistant_id = AutoTokenizer.from_pretrained(target).get_vocab()["<|assistant|>"]
     text = store.tokens.tolist()
     starts = [0, *(at + 1 for at, token in enumerate(text[:-1]) if token == store.end)]
-    assert len(starts) == 3 and all(text[at] == begin for at in starts)
+    assert len(starts) == 3 and all(text[at] == assistant_id for at in starts)
     before = (folder / "model.safetensors").read_bytes()
     (folder / "config.json").unlink()
-    maker.make_from_replies([], 3, 0, place, fresh=False)
+    maker.make_from_replies([], 3, 0, device, fresh=False)
     assert progress == [1, 2, 3], "the replies were kept"
     assert (folder / "model.safetensors").read_bytes() == before

@@ -152,16 +152,20 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(head_trainer, "MEASURE_INTERVAL", 2)
-    whole, parts, plan = tmp_path / "whole", tmp_path / "parts", shorten(recipe)
-    straight = trainer(whole, target).train(plan, "ttt")
+    straight_dir, resumed_dir, plan = tmp_path / "whole", tmp_path / "parts", shorten(recipe)
+    straight = trainer(straight_dir, target).train(plan, "ttt")
     with pytest.raises(Killed):
-        trainer(parts, target, kill_after=3).train(plan, "ttt")
-    resumed = trainer(parts, target).train(plan, "ttt")
+        trainer(resumed_dir, target, kill_after=3).train(plan, "ttt")
+    resumed = trainer(resumed_dir, target).train(plan, "ttt")
     assert resumed.curve == straight.curve
     assert resumed.mat == straight.mat
     assert [estimate.step for estimate in resumed.mat] == [2, 4, 6]
-    ours, theirs = (load_file(out / recipe.name / "model.safetensors") for out in (whole, parts))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    straight_weights, resumed_weights = (
+        load_file(out / recipe.name / "model.safetensors") for out in (straight_dir, resumed_dir)
+    )
+    assert all(
+        torch.equal(straight_weights[name], resumed_weights[name]) for name in straight_weights
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,26 +175,31 @@ def test_a_parallel_drafter_resumes_and_is_loaded_by_decoding(
     kind: type[ParallelHead], tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_trainer, "MEASURE_INTERVAL", 2)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    straight_dir, resumed_dir = tmp_path / "whole", tmp_path / "parts"
     plan = make_parallel_schedule(kind, "tiny", is_embedded=True)
     stage = replace(plan.stages[0], steps=4, sequences=1, length=256)
     plan = replace(plan, stages=(stage,), warmup_steps=1)
 
     def train(out: Path, kill_after: int | None = None) -> HeadResult:
-        made = replace(trainer(out, target, kill_after), draft=lambda: target)
-        return made.train_kind(kind, plan, "ttt")
+        pair_trainer = replace(trainer(out, target, kill_after), draft=lambda: target)
+        return pair_trainer.train_kind(kind, plan, "ttt")
 
-    straight = train(whole)
+    straight = train(straight_dir)
     with pytest.raises(Killed):
-        train(parts, kill_after=3)
-    resumed = train(parts)
+        train(resumed_dir, kill_after=3)
+    resumed = train(resumed_dir)
     assert (resumed.curve, resumed.mat) == (straight.curve, straight.mat)
     assert [estimate.step for estimate in resumed.mat] == [1, 2, 3, 4]
     name, decoder = f"tiny-{kind.kind}", load_decoder(target, name="target")
-    ours, theirs = (load_file(out / name / "model.safetensors") for out in (whole, parts))
-    assert all(torch.equal(ours[each], theirs[each]) for each in ours)
-    (wanted,) = registry.build(kind.kind, {}).artifacts()
-    assert wanted.kind.load(parts / name, {"target": decoder}).mask == 4  # the padding token
+    straight_weights, resumed_weights = (
+        load_file(out / name / "model.safetensors") for out in (straight_dir, resumed_dir)
+    )
+    assert all(
+        torch.equal(straight_weights[each], resumed_weights[each]) for each in straight_weights
+    )
+    (artifact,) = registry.build(kind.kind, {}).artifacts()
+    head = artifact.kind.load(resumed_dir / name, {"target": decoder})
+    assert head.mask == 4  # the padding token
 
 
 def test_a_pard_draft_is_adapted_from_a_draft_model(tmp_path: Path, target: Path) -> None:
@@ -214,13 +223,13 @@ def test_replies_are_made_once_for_all_heads(trained: Path) -> None:
 def test_larger_batches_need_fewer_updates_for_the_same_tokens(
     tokens: int | None, tmp_path: Path
 ) -> None:
-    whole = HeadSchedule.for_target(get_head_classes()["eagle3"], "smollm2", 1536)
-    (plain,) = prepare_recipes((whole,), 1.0, False, tmp_path, True, tokens)
-    (wide,) = prepare_recipes((whole,), 1.0, False, tmp_path, True, tokens, 16, 4e-3)
+    schedule = HeadSchedule.for_target(get_head_classes()["eagle3"], "smollm2", 1536)
+    (plain,) = prepare_recipes((schedule,), 1.0, False, tmp_path, True, tokens)
+    (wide,) = prepare_recipes((schedule,), 1.0, False, tmp_path, True, tokens, 16, 4e-3)
     assert (plain.stages[0].sequences, wide.stages[0].sequences) == (4, 16)
     assert wide.stages[0].steps * 4 == plain.stages[0].steps
-    assert wide.tokens == plain.tokens == (tokens or whole.tokens)
-    assert (plain.peak_lr, wide.peak_lr) == (whole.peak_lr, 4e-3)
+    assert wide.tokens == plain.tokens == (tokens or schedule.tokens)
+    assert (plain.peak_lr, wide.peak_lr) == (schedule.peak_lr, 4e-3)
     assert wide.warmup_steps == plain.warmup_steps // 4
 
 

@@ -123,21 +123,21 @@ def unroll_steps(
 def unroll_one_slot(
     head: DraftHead, target: LlamaForCausalLM, ids: Tensor, slot: int, steps: int
 ) -> list[Tensor]:
-    """Draft from one slot with plain causal attention and dense masks, as `drafted` does for all.
+    """Draft from one slot with plain causal attention and dense masks, like `unroll_steps`.
 
     The text up to `slot` and the drafted steps are one growing sequence. Its features are the
     target's up to `slot` and the head's own after it.
     """
     with torch.no_grad():
         read = run_target(target, ids, head.captured_layers, starts_of(ids))
-        known = head.project_features(read.features)[:, : slot + 1]
+        features = head.project_features(read.features)[:, : slot + 1]
         rows = []
         for step in range(steps):
             n = slot + 1 + step
             tokens = target.model.embed_tokens(ids[:, 1 : n + 1])
-            hidden = dense_layer(head, tokens, known)
+            hidden = dense_layer(head, tokens, features)
             rows.append(hidden.normed[:, -1])
-            known = torch.cat([known, hidden.hidden[:, -1:]], 1)
+            features = torch.cat([features, hidden.hidden[:, -1:]], 1)
         weight = target.lm_head.weight
         weight = weight if head.draft_ids is None else weight[head.draft_ids]
         return [row @ weight.T for row in rows]
@@ -152,8 +152,10 @@ def dense_layer(head: DraftHead, tokens: Tensor, features: Tensor) -> HeadOutput
     keys, values = attention.project_kv(rows, places)
     queries = attention._rotate(attention.q_proj(rows), places, attention.q_norm)
     mask = torch.ones(n, n, dtype=torch.bool).tril()
-    seen = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-    residual = residual + attention.o_proj(seen.transpose(1, 2).flatten(2))
+    attention_output = torch.nn.functional.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=mask
+    )
+    residual = residual + attention.o_proj(attention_output.transpose(1, 2).flatten(2))
     residual = residual + layer.mlp(layer.post_attention_layernorm(residual))
     return head.make_output(residual)
 
@@ -165,8 +167,8 @@ def test_diagonal_attention_equals_dense_attention_with_an_explicit_mask(
     head, ids = make(kind), text(chats=(LENGTH,))[:, :-1]
     steps = unroll_steps(head, target, ids, 4)
     for slot in (0, 3, 12):
-        alone = unroll_one_slot(head, target, ids, slot, 4)
-        for step, row in zip(steps, alone, strict=True):
+        expected_steps = unroll_one_slot(head, target, ids, slot, 4)
+        for step, row in zip(steps, expected_steps, strict=True):
             torch.testing.assert_close(step[:, slot], row, atol=1e-4, rtol=1e-4)
 
 
@@ -194,8 +196,8 @@ def test_sampled_slots_draft_the_same_as_all_slots(
     kind: str, make: Callable[[str], DraftHead], target: LlamaForCausalLM
 ) -> None:
     head, ids, slots = make(kind), text()[:, :-1], torch.tensor([[2, 9, 15]])
-    whole, part = unroll_steps(head, target, ids, 3), unroll_steps(head, target, ids, 3, slots)
-    for a, b in zip(whole, part, strict=True):
+    all_slots, part = unroll_steps(head, target, ids, 3), unroll_steps(head, target, ids, 3, slots)
+    for a, b in zip(all_slots, part, strict=True):
         torch.testing.assert_close(a[:, slots[0]], b, atol=1e-4, rtol=1e-4)
 
 
@@ -210,9 +212,9 @@ def test_a_chat_does_not_attend_to_another_chat(
         unroll_steps(head, target, ids, 3), unroll_steps(head, target, other, 3), strict=True
     ):
         torch.testing.assert_close(a[:, 11:], b[:, 11:], atol=1e-5, rtol=1e-5)
-    alone = unroll_steps(head, target, ids[:, 11:], 1)[0]  # its positions start at 0
+    expected_steps = unroll_steps(head, target, ids[:, 11:], 1)[0]  # its positions start at 0
     torch.testing.assert_close(
-        alone, unroll_steps(head, target, ids, 1)[0][:, 11:], atol=1e-4, rtol=0
+        expected_steps, unroll_steps(head, target, ids, 1)[0][:, 11:], atol=1e-4, rtol=0
     )
 
 
@@ -222,11 +224,11 @@ def test_a_slot_reads_the_token_after_its_features_and_no_later_token(
 ) -> None:
     head, ids = make(kind), text(chats=(LENGTH,))[:, :-1]
     logits = unroll_steps(head, target, ids, 1)[0]
-    for token, moved in ((7, True), (8, False)):
+    for token, is_changed in ((7, True), (8, False)):
         other = ids.clone()
         other[0, token] = 5 + (other[0, token] - 4) % 30
         difference = (unroll_steps(head, target, other, 1)[0] - logits)[0, 6].abs().max()
-        assert (difference > 1e-4) == moved
+        assert (difference > 1e-4) == is_changed
 
 
 @pytest.mark.parametrize("name", ["paper", "ttt"])
@@ -285,8 +287,10 @@ def test_a_mat_estimate_counts_drafts_before_the_first_wrong_one(
     target: LlamaForCausalLM,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reach = torch.tensor([[9, 9, 2, 0, 0, 1, 9, 9, 9, 9]])
-    monkeypatch.setattr("specbench_cli.training.heads.mat._count_correct_drafts", lambda *_: reach)
+    accepted_counts = torch.tensor([[9, 9, 2, 0, 0, 1, 9, 9, 9, 9]])
+    monkeypatch.setattr(
+        "specbench_cli.training.heads.mat._count_correct_drafts", lambda *_: accepted_counts
+    )
     chat = EncodedChat([BEGIN, 9, 9, *range(10, 17)], [0.1] * 3 + [1.0] * 7)
     # From position 3, two of five drafts are right, plus the bonus token. From 6, one of three,
     # plus the bonus. From 8, the last token.
@@ -310,8 +314,8 @@ def test_the_vocabulary_map_is_increasing_and_invertible(
 
 
 def test_the_most_frequent_tokens_are_kept_in_the_order_of_their_ids() -> None:
-    kept = head_build.find_most_frequent([4, 4, 4, 1, 1, 3, 3, 2], 3, vocabulary=6)
-    assert kept.tolist() == [1, 3, 4]
+    found = head_build.find_most_frequent([4, 4, 4, 1, 1, 3, 3, 2], 3, vocabulary=6)
+    assert found.tolist() == [1, 3, 4]
     assert head_build.find_most_frequent([], 2, vocabulary=6).tolist() == [0, 1]
 
 
@@ -338,18 +342,18 @@ LAYER = {
 }
 
 
-def under(prefix: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def add_prefix(prefix: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     return {f"{prefix}{name}.weight": shape for name, shape in shapes.items()}
 
 
 NAMES: dict[str, dict[str, tuple[int, ...]]] = {
-    "eagle": {"fc.weight": (16, 32), "fc.bias": (16,), **under("layers.0.", LAYER)},
+    "eagle": {"fc.weight": (16, 32), "fc.bias": (16,), **add_prefix("layers.0.", LAYER)},
     "eagle3": {
         "fc.weight": (16, 48),
         "norm.weight": (16,),
         "d2t": (len(DRAFT_IDS),),
         "t2d": (VOCABULARY,),
-        **under(
+        **add_prefix(
             "midlayer.",
             {
                 **LAYER,
@@ -359,7 +363,7 @@ NAMES: dict[str, dict[str, tuple[int, ...]]] = {
             },
         ),
     },
-    "mtp": under(
+    "mtp": add_prefix(
         "model.mtp_layers.0.",
         {
             **LAYER,
@@ -427,7 +431,9 @@ def test_biases_head_norms_and_shared_keys_are_the_same_in_training_and_decoding
 ) -> None:
     plain, seed = make(kind), torch.Generator().manual_seed(5)
     shape = replace(plain.shape, num_attention_heads=4, head_dim=6)
-    drawn = {name: tensor for name, tensor in plain.tensors().items() if "self_attn" not in name}
+    stored_tensors = {
+        name: tensor for name, tensor in plain.tensors().items() if "self_attn" not in name
+    }
     reads = plain.layer.self_attn.q_proj.in_features
     sizes = {
         "q_proj": (24, reads),
@@ -436,12 +442,12 @@ def test_biases_head_norms_and_shared_keys_are_the_same_in_training_and_decoding
         "o_proj": (16, 24),
     }
     for name, size in sizes.items():
-        drawn[f"layer.self_attn.{name}.weight"] = torch.randn(size, generator=seed) / 4
-        drawn[f"layer.self_attn.{name}.bias"] = torch.randn(size[0], generator=seed)
+        stored_tensors[f"layer.self_attn.{name}.weight"] = torch.randn(size, generator=seed) / 4
+        stored_tensors[f"layer.self_attn.{name}.bias"] = torch.randn(size[0], generator=seed)
     for name in ("q_norm", "k_norm"):
-        drawn[f"layer.self_attn.{name}.weight"] = 0.5 + torch.rand(6, generator=seed)
+        stored_tensors[f"layer.self_attn.{name}.weight"] = 0.5 + torch.rand(6, generator=seed)
     config = {"specbench": {"taps": list(plain.captured_layers)}}
-    files = replace(plain.as_loaded(), tensors=drawn, shape=shape, config=config)
+    files = replace(plain.as_loaded(), tensors=stored_tensors, shape=shape, config=config)
     target.save_pretrained(tmp_path / "target")
     decoder = load_decoder(tmp_path / "target", name="target")
     head = get_head_classes()[kind].from_files(files, decoder)

@@ -141,10 +141,12 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
 
 def test_one_checkpoint_is_kept_and_nothing_in_it_is_pickled(tmp_path: Path) -> None:
     run(tmp_path)
-    place = latest_checkpoint(tmp_path)
-    assert place is not None
-    assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == [place.name] == ["step-0000010"]
-    assert sorted(p.name for p in place.iterdir()) == [
+    checkpoint = latest_checkpoint(tmp_path)
+    assert checkpoint is not None
+    assert (
+        [p.name for p in tmp_path.iterdir() if p.is_dir()] == [checkpoint.name] == ["step-0000010"]
+    )
+    assert sorted(p.name for p in checkpoint.iterdir()) == [
         "model.safetensors",
         "optimizer.safetensors",
         "state.json",

@@ -103,7 +103,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="module")
 def folder(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a target with eight layers, GQA and a list of EOS tokens."""
-    place = tmp_path_factory.mktemp("targets") / "tiny"
+    path = tmp_path_factory.mktemp("targets") / "tiny"
     torch.manual_seed(1)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -121,9 +121,9 @@ def folder(tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPath
     )
     model = LlamaForCausalLM(config)
     model.generation_config.eos_token_id = [END]
-    model.save_pretrained(place)
-    tokenizer.save_pretrained(place)
-    return place
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +183,8 @@ def test_a_training_prompt_equals_the_rendered_prompt(
     assert encode.encode_prompt(question) == render_prompt(
         tokenizer, [("user", question)], raw=False
     )
-    whole = [*encode.question_prefix, *encode.encode_text(question), *encode.answer_prefix]
-    assert tokenizer.decode(whole) == tokenizer.decode(encode.encode_prompt(question))
+    expected = [*encode.question_prefix, *encode.encode_text(question), *encode.answer_prefix]
+    assert tokenizer.decode(expected) == tokenizer.decode(encode.encode_prompt(question))
     assert encode.answer_prefix[0] == END
 
 
@@ -244,7 +244,7 @@ def test_greedy_answers_equal_those_of_transformers(
     assert len(replies) > 9
     for prompt, answer, _ in replies:
         ids = torch.tensor([prompt])
-        theirs = target.generate(
+        output = target.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=12,
@@ -252,7 +252,7 @@ def test_greedy_answers_equal_those_of_transformers(
             eos_token_id=END,
             pad_token_id=END,
         )
-        assert theirs[0, len(prompt) :].tolist() == answer
+        assert output[0, len(prompt) :].tolist() == answer
 
 
 def test_a_self_generated_question_takes_the_place_of_the_user_message(
@@ -281,17 +281,17 @@ def test_answers_follow_the_target_distribution(
         found = sample(folder, [ReplyPrompt(prompt)] * n, tmp_path / "replies.jsonl")
     counts = torch.bincount(torch.tensor([r.answer[0] for r in found.values()]), minlength=280)
     chances = target(torch.tensor([prompt])).logits[0, -1].softmax(-1)
-    often = chances * n > 8
-    z_scores = (counts - chances * n)[often] / (chances * n * (1 - chances))[often].sqrt()
-    assert often.sum() > 5
+    frequent = chances * n > 8
+    z_scores = (counts - chances * n)[frequent] / (chances * n * (1 - chances))[frequent].sqrt()
+    assert frequent.sum() > 5
     assert z_scores.abs().max() < 4.5
 
 
 def test_a_resumed_run_keeps_its_replies_and_completes_them(
     replies_file: Path, folder: Path, prompts: list[ReplyPrompt], tmp_path: Path
 ) -> None:
-    file, whole = tmp_path / "replies.jsonl", replies_file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])  # cut in the middle of a line
+    file, content = tmp_path / "replies.jsonl", replies_file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])  # cut in the middle of a line
     sample(folder, prompts, file)
     assert read_replies(file) == read_replies(replies_file)
 
@@ -315,9 +315,9 @@ def stored(
     folder: Path, prompts: list[ReplyPrompt], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """Generate replies and store the hidden states of three layers."""
-    place = tmp_path_factory.mktemp("seen")
-    sample(folder, prompts, place / "replies.jsonl", HiddenStateFiles(place, CAPTURED_LAYERS, 16))
-    return place
+    out = tmp_path_factory.mktemp("seen")
+    sample(folder, prompts, out / "replies.jsonl", HiddenStateFiles(out, CAPTURED_LAYERS, 16))
+    return out
 
 
 def test_hidden_states_stored_with_replies_are_the_target_s(
@@ -350,14 +350,16 @@ def test_resumed_replies_keep_their_hidden_states(
     if cut == 2:  # rows are missing too
         rows.write_bytes(rows.read_bytes()[:5000])
     sample(folder, prompts, file, HiddenStateFiles(tmp_path, CAPTURED_LAYERS, 16))
-    ours, theirs = (
-        HiddenStateFiles(place, CAPTURED_LAYERS, 16).open_arrays()[0]
-        for place in (tmp_path, stored)
+    resumed_rows, stored_rows = (
+        HiddenStateFiles(where, CAPTURED_LAYERS, 16).open_arrays()[0]
+        for where in (tmp_path, stored)
     )
     pairs = zip(find_rows(tmp_path), find_rows(stored), strict=True)
-    for (at, n), (there, _) in pairs:
-        mine, others = ours[at : at + n], theirs[there : there + n]
-        torch.testing.assert_close(torch.tensor(mine), torch.tensor(others), atol=2e-3, rtol=2e-3)
+    for (at, n), (stored_at, _) in pairs:
+        row, stored_row = resumed_rows[at : at + n], stored_rows[stored_at : stored_at + n]
+        torch.testing.assert_close(
+            torch.tensor(row), torch.tensor(stored_row), atol=2e-3, rtol=2e-3
+        )
 
 
 @pytest.mark.parametrize("captured_layers", [(-1,), (1, 4, 7)])
@@ -388,12 +390,14 @@ def test_cached_hidden_states_give_the_target_output(
     read, real = cached.get_output(batch), batch.weights > 0
     torch.testing.assert_close(read.features[real], true.features[real], atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(read.normed[real], true.normed[real], atol=2e-3, rtol=2e-3)
-    ours, theirs = (
+    cached_prediction, prediction = (
         cached.predict(batch, read.normed, draft_ids),
         predict_target(target, true.normed, draft_ids),
     )
-    torch.testing.assert_close(ours.logits[real], theirs.logits[real], atol=5e-3, rtol=5e-3)
-    assert torch.equal(ours.draftable[real], theirs.draftable[real])
+    torch.testing.assert_close(
+        cached_prediction.logits[real], prediction.logits[real], atol=5e-3, rtol=5e-3
+    )
+    assert torch.equal(cached_prediction.draftable[real], prediction.draftable[real])
 
 
 @torch.no_grad()
@@ -413,12 +417,12 @@ def test_a_head_starts_as_the_linear_regression_of_the_next_hidden_state(
     head = get_head_classes()[kind](shape, {}, ("fc.bias",) if kind == "eagle" else ())
     head.init_weights(0.2)
     init_from_least_squares(head, target, texts)
-    reads, wanted = [], []
+    reads, next_rows = [], []
     for ids, rows, _ in texts:
         embedded = target.model.embed_tokens(ids[1:-1])
         reads.append(head.linear_input(embedded, rows[:-2]).double())
-        wanted.append(rows[1:-1].double())
-    x, y = torch.cat(reads).numpy(), torch.cat(wanted).numpy()
+        next_rows.append(rows[1:-1].double())
+    x, y = torch.cat(reads).numpy(), torch.cat(next_rows).numpy()
     ridge = numpy.sqrt(RIDGE * numpy.mean(numpy.diagonal(x.T @ x))) * numpy.eye(x.shape[1])
     none = numpy.zeros((x.shape[1], 16))
     found = numpy.linalg.lstsq(numpy.vstack([x, ridge]), numpy.vstack([y, none]))[0]
@@ -461,26 +465,30 @@ def test_a_resumed_head_with_a_cut_vocabulary_equals_an_uninterrupted_one(
     kind: str, folder: Path, replies_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_trainer, "MEASURE_INTERVAL", 2)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for out in (whole, parts):
+    straight_dir, resumed_dir = tmp_path / "whole", tmp_path / "parts"
+    for out in (straight_dir, resumed_dir):
         shutil.copytree(replies_folder, out)
-    plan = trainer(whole, folder).get_schedule(get_head_classes()[kind])
+    plan = trainer(straight_dir, folder).get_schedule(get_head_classes()[kind])
     stages = tuple(replace(stage, steps=4, sequences=1, length=400) for stage in plan.stages)
     assert isinstance(plan, HeadSchedule)
     plan = replace(plan, stages=stages, warmup_steps=1, draft_vocab_size=100)
-    straight = trainer(whole, folder).train(plan, "ttt")
+    straight = trainer(straight_dir, folder).train(plan, "ttt")
     with pytest.raises(Killed):
-        trainer(parts, folder, kill_after=3).train(plan, "ttt")
-    resumed = trainer(parts, folder).train(plan, "ttt")
+        trainer(resumed_dir, folder, kill_after=3).train(plan, "ttt")
+    resumed = trainer(resumed_dir, folder).train(plan, "ttt")
     assert (resumed.curve, resumed.mat) == (straight.curve, straight.mat)
-    ours, theirs = (load_file(out / plan.name / "model.safetensors") for out in (whole, parts))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    straight_weights, resumed_weights = (
+        load_file(out / plan.name / "model.safetensors") for out in (straight_dir, resumed_dir)
+    )
+    assert all(
+        torch.equal(straight_weights[name], resumed_weights[name]) for name in straight_weights
+    )
     assert plan.name == f"tiny-{kind}"
     decoder = load_decoder(folder, name="target")
     decoding = (EagleHead, Eagle3Head, MtpHead, FalconHead, ChimeraHead)
     loads: Any = next(each for each in decoding if each.kind == kind)
-    logits = loads.load(whole / plan.name, {"target": decoder}).unembed(torch.ones(1, 16))
-    assert logits.isfinite().sum() == len(ours["d2t"]) == 100
+    logits = loads.load(straight_dir / plan.name, {"target": decoder}).unembed(torch.ones(1, 16))
+    assert logits.isfinite().sum() == len(straight_weights["d2t"]) == 100
 
 
 def aligner(out: Path, folder: Path, kill_after: int | None = None) -> Aligner:
@@ -492,32 +500,39 @@ def aligner(out: Path, folder: Path, kill_after: int | None = None) -> Aligner:
 def test_a_resumed_layer_draft_with_a_cut_vocabulary_equals_an_uninterrupted_one(
     folder: Path, target: LlamaForCausalLM, replies_folder: Path, tmp_path: Path
 ) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for out in (whole, parts):
+    straight_dir, resumed_dir = tmp_path / "whole", tmp_path / "parts"
+    for out in (straight_dir, resumed_dir):
         shutil.copytree(replies_folder, out)
-    plan = make_alignment("kl", "kl", "target", 1.0, 4, aligner(whole, folder).length)
+    plan = make_alignment("kl", "kl", "target", 1.0, 4, aligner(straight_dir, folder).length)
     plan = replace(plan, stages=(replace(plan.stages[0], sequences=1, length=400),))
-    straight = aligner(whole, folder).align(plan)
+    straight = aligner(straight_dir, folder).align(plan)
     with pytest.raises(Killed):
-        aligner(parts, folder, kill_after=3).align(plan)
-    resumed = aligner(parts, folder).align(plan)
+        aligner(resumed_dir, folder, kill_after=3).align(plan)
+    resumed = aligner(resumed_dir, folder).align(plan)
     assert (resumed.curve, resumed.mat) == (straight.curve, straight.mat)
-    ours, theirs = (load_file(out / "kl" / "model.safetensors") for out in (whole, parts))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    facts = json.loads((whole / "kl" / "alignment.json").read_text())
+    straight_weights, resumed_weights = (
+        load_file(out / "kl" / "model.safetensors") for out in (straight_dir, resumed_dir)
+    )
+    assert all(
+        torch.equal(straight_weights[name], resumed_weights[name]) for name in straight_weights
+    )
+    facts = json.loads((straight_dir / "kl" / "alignment.json").read_text())
     assert (facts["start"], facts["vocabulary"]) == ("layers 0, 1, 7 of the target", "100")
     # Embeddings and output rows of the target do not change. The layers are trained.
-    target_weights, output_ids = target.state_dict(), torch.arange(100) + ours["d2t"]
+    target_weights, output_ids = target.state_dict(), torch.arange(100) + straight_weights["d2t"]
     assert torch.equal(
-        ours["model.embed_tokens.weight"], target_weights["model.embed_tokens.weight"].half()
+        straight_weights["model.embed_tokens.weight"],
+        target_weights["model.embed_tokens.weight"].half(),
     )
-    assert torch.equal(ours["lm_head.weight"], target_weights["lm_head.weight"].half()[output_ids])
+    assert torch.equal(
+        straight_weights["lm_head.weight"], target_weights["lm_head.weight"].half()[output_ids]
+    )
     learnt, began = (
         each[f"model.layers.{at}.mlp.up_proj.weight"]
-        for each, at in ((ours, 2), (target_weights, 7))
+        for each, at in ((straight_weights, 2), (target_weights, 7))
     )
     assert 0 < (learnt - began).abs().max() < 0.1
-    draft = load_decoder(whole / "kl", name="draft")
+    draft = load_decoder(straight_dir / "kl", name="draft")
     logits = draft.forward(Tokens(torch.tensor([[5, 6]])), draft.new_state(2)).logits
     assert logits is not None and logits.shape[-1] == target.config.vocab_size
     assert torch.equal(logits[0, 0].isfinite().nonzero()[:, 0], output_ids)
@@ -526,7 +541,10 @@ def test_a_resumed_layer_draft_with_a_cut_vocabulary_equals_an_uninterrupted_one
     # nothing.
     assert facts["frozen"] == ["embeddings", "output"]
     further = replace(
-        aligner(tmp_path / "further", folder), layers=0, vocabulary=None, draft=lambda: whole / "kl"
+        aligner(tmp_path / "further", folder),
+        layers=0,
+        vocabulary=None,
+        draft=lambda: straight_dir / "kl",
     )
     stays = {
         name

@@ -87,8 +87,8 @@ def target() -> LlamaForCausalLM:
 
 def text(seed: int = 0, chats: tuple[int, ...] = (11, 13)) -> Tensor:
     """Return chats of these lengths, packed into one sequence `[1, LENGTH + 1]`."""
-    drawn = torch.Generator().manual_seed(seed)
-    ids = torch.randint(5, VOCABULARY, (1, sum(chats) + 1), generator=drawn)
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, VOCABULARY, (1, sum(chats) + 1), generator=generator)
     first = 0
     for length in chats:
         ids[0, first] = BEGIN
@@ -124,12 +124,12 @@ def test_the_loss_is_the_cross_entropy_to_the_targets_distributions(
     loss = head_loss(head, target, Objective(steps=3, decay=0.5), fast=False)(batch)
     with torch.no_grad(), autocast(ids.device):
         read = run_target(target, batch.inputs, head.captured_layers, batch.starts)
-        wanted = target.lm_head(read.normed).float()[0].softmax(-1)
+        target_probs = target.lm_head(read.normed).float()[0].softmax(-1)
         logits = head(read.features[0]).float().log_softmax(-1)
     total = 0.0
     for level, share in enumerate((1.0, 0.5, 0.25)):
         at = torch.arange(10 + level, 15)  # slots 9 to 13 draft these tokens
-        each = -(wanted[at] * logits[level, at - level - 1]).sum(-1)
+        each = -(target_probs[at] * logits[level, at - level - 1]).sum(-1)
         total += share * float(each.mean())
     assert loss.item() == pytest.approx(total / 1.75, rel=2e-3)
     torch.autograd.backward(loss)
@@ -166,11 +166,11 @@ def test_a_head_without_logits_per_level_is_refused(target: LlamaForCausalLM) ->
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a tiny untrained model with the embedded family's tokenizer."""
-    place = tmp_path_factory.mktemp("targets") / "tiny"
+    path = tmp_path_factory.mktemp("targets") / "tiny"
     recipe = replace(family.TARGET, hidden=16, layers=4, heads=2, mlp=24)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(resolve("embedded").path)
-    family.export(family.build(recipe, 0, torch.device("cpu")), tokenizer, place)
-    return place
+    family.export(family.build(recipe, 0, torch.device("cpu")), tokenizer, path)
+    return path
 
 
 @pytest.fixture(autouse=True)
@@ -185,9 +185,9 @@ def run(out: Path, target: Path, *more: str) -> Any:
 
 def test_the_command_writes_a_head_that_the_method_loads(tmp_path: Path, folder: Path) -> None:
     assert run(tmp_path, folder, "--plugin", str(FILE)).exit_code == 0
-    (wanted,) = registry.build("linear", {}).artifacts()
+    (artifact,) = registry.build("linear", {}).artifacts()
     decoder = load_decoder(folder, name="target")
-    head = wanted.kind.load(tmp_path / "linear", {"target": decoder})
+    head = artifact.kind.load(tmp_path / "linear", {"target": decoder})
     assert head(torch.randn(2, 16)).shape == (3, 2, decoder.vocab_size)
     facts = json.loads((tmp_path / "linear" / "config.json").read_text())["specbench"]
     sha = Weights(folder).sha256()
@@ -214,14 +214,18 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
     schedule = make_stateless_schedule(Lines)
     stages = tuple(replace(stage, steps=3, sequences=1, length=256) for stage in schedule.stages)
     schedule = replace(schedule, stages=stages, warmup_steps=1)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    straight = trainer(whole, folder).train_stateless(Lines, schedule)
+    straight_dir, resumed_dir = tmp_path / "whole", tmp_path / "parts"
+    straight = trainer(straight_dir, folder).train_stateless(Lines, schedule)
     with pytest.raises(Killed):
-        trainer(parts, folder, kill_after=3).train_stateless(Lines, schedule)
-    resumed = trainer(parts, folder).train_stateless(Lines, schedule)
+        trainer(resumed_dir, folder, kill_after=3).train_stateless(Lines, schedule)
+    resumed = trainer(resumed_dir, folder).train_stateless(Lines, schedule)
     assert (resumed.curve, resumed.mat) == (straight.curve, straight.mat)
-    ours, theirs = (load_file(out / "lines" / "model.safetensors") for out in (whole, parts))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    straight_weights, resumed_weights = (
+        load_file(out / "lines" / "model.safetensors") for out in (straight_dir, resumed_dir)
+    )
+    assert all(
+        torch.equal(straight_weights[name], resumed_weights[name]) for name in straight_weights
+    )
 
 
 def test_an_interrupted_training_prints_its_resume_command(

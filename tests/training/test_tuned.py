@@ -33,11 +33,11 @@ class Killed(Exception):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a tiny untrained model with the embedded family's tokenizer."""
-    place = tmp_path_factory.mktemp("targets") / "tiny"
+    folder = tmp_path_factory.mktemp("targets") / "tiny"
     recipe = replace(family.TARGET, hidden=16, layers=2, heads=2, mlp=24)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(resolve("embedded").path)
-    family.export(family.build(recipe, 0, CPU), tokenizer, place)
-    return place
+    family.export(family.build(recipe, 0, CPU), tokenizer, folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -106,21 +106,21 @@ def test_a_fine_tuned_target_loads_as_the_trained_model(
     tuned.save_adapter(parts, tmp_path / "tuned", str(base))
     found = resolve(str(tmp_path / "tuned"))
     assert (found.label, found.heads) == ("tuned", {})
-    whole = load_file(found.path / "model.safetensors")
+    merged = load_file(found.path / "model.safetensors")
     for name, part in parts.items():
-        due = (stored[f"{name}.weight"].double() + part.b.double() @ part.a.double()).to(dtype)
-        assert whole[f"{name}.weight"].equal(due)
+        expected = (stored[f"{name}.weight"].double() + part.b.double() @ part.a.double()).to(dtype)
+        assert merged[f"{name}.weight"].equal(expected)
     same = [name for name in stored if name.removesuffix(".weight") not in parts]
     assert same
-    assert all(whole[name].equal(stored[name]) for name in same)
+    assert all(merged[name].equal(stored[name]) for name in same)
     if dtype == torch.float32:
         ids = torch.arange(5, 25)[None]
-        ours = load_model(found.path, CPU)(ids).logits
-        torch.testing.assert_close(ours, model(ids).logits, rtol=1e-4, atol=1e-4)
+        logits = load_model(found.path, CPU)(ids).logits
+        torch.testing.assert_close(logits, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("changed", "what"),
+    ("settings", "message"),
     [
         ({"use_dora": True}, "has use_dora True; only plain LoRA adapters"),
         ({"peft_type": "IA3"}, "has peft_type 'IA3'"),
@@ -134,12 +134,12 @@ def test_a_fine_tuned_target_loads_as_the_trained_model(
     ],
 )
 def test_a_fine_tuning_of_another_kind_is_named(
-    folder: Path, tmp_path: Path, changed: dict[str, object], what: str
+    folder: Path, tmp_path: Path, settings: dict[str, object], message: str
 ) -> None:
     tuned.save_adapter(add_random_updates(load_model(folder, CPU)), tmp_path, str(folder))
-    facts = json.loads((tmp_path / CONFIG).read_text()) | changed
+    facts = json.loads((tmp_path / CONFIG).read_text()) | settings
     (tmp_path / CONFIG).write_text(json.dumps(facts))
-    with pytest.raises(UsageError, match=what):
+    with pytest.raises(UsageError, match=message):
         resolve(str(tmp_path))
 
 
@@ -148,17 +148,17 @@ def test_additions_to_another_model_are_refused(folder: Path, tmp_path: Path) ->
     parts = load_file(tmp_path / WEIGHTS)
     name = next(name for name in parts if name.endswith("q_proj.lora_B.weight"))
 
-    def written(stored: dict[str, Tensor]) -> str:
+    def save_updates(stored: dict[str, Tensor]) -> str:
         save_file(stored, tmp_path / WEIGHTS)
         return str(tmp_path)
 
     with pytest.raises(
         UsageError, match=r"an update of shape \[7, 16\] for .*q_proj, which has shape \[16, 1"
     ):
-        resolve(written(parts | {name: torch.zeros(7, 2)}))
+        resolve(save_updates(parts | {name: torch.zeros(7, 2)}))
     more = {key.replace("layers.0", "layers.9"): each for key, each in parts.items()}
     with pytest.raises(UsageError, match=r"updates for 7 matrices that the model does not"):
-        resolve(written(more))
+        resolve(save_updates(more))
     assert not list((tmp_path / "cache" / "merged").glob("*.part"))
 
 
@@ -177,16 +177,20 @@ def test_a_resumed_fine_tuning_equals_an_uninterrupted_one(
     schedule = make_stateless_schedule(MaskToken, label="embedded")
     stages = tuple(replace(stage, steps=2, sequences=1, length=256) for stage in schedule.stages)
     schedule = replace(schedule, stages=stages, warmup_steps=1)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    straight = trainer(whole).train_kind(MaskToken, schedule, "paper")
+    merged, resumed_dir = tmp_path / "whole", tmp_path / "parts"
+    straight = trainer(merged).train_kind(MaskToken, schedule, "paper")
     with pytest.raises(Killed):
-        trainer(parts, kill_after=3).train_kind(MaskToken, schedule, "paper")
-    resumed = trainer(parts).train_kind(MaskToken, schedule, "paper")
+        trainer(resumed_dir, kill_after=3).train_kind(MaskToken, schedule, "paper")
+    resumed = trainer(resumed_dir).train_kind(MaskToken, schedule, "paper")
     assert resumed.curve == straight.curve
     for file in ("model.safetensors", WEIGHTS):
-        ours, theirs = (load_file(out / "embedded-space" / file) for out in (whole, parts))
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    found = resolve(str(whole / "embedded-space"))
-    assert found.heads == {"space": str(whole / "embedded-space")}
+        straight_weights, resumed_weights = (
+            load_file(out / "embedded-space" / file) for out in (merged, resumed_dir)
+        )
+        assert all(
+            torch.equal(straight_weights[name], resumed_weights[name]) for name in straight_weights
+        )
+    found = resolve(str(merged / "embedded-space"))
+    assert found.heads == {"space": str(merged / "embedded-space")}
     with pytest.raises(UsageError, match=r"fine-tunes its target on texts and has no loss 'ttt'"):
         trainer(tmp_path).train_kind(MaskToken, schedule, "ttt")

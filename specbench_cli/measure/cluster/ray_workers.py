@@ -1,6 +1,7 @@
-"""Cluster workers as Ray actors: one for each device of a Ray cluster.
+"""Workers on a Ray cluster. Each device of the cluster runs one worker, which is a Ray actor.
 
-The user creates the cluster with `ray start`. `scheduling` assigns questions to the workers.
+The user creates the cluster with `ray start`. The module `scheduling` assigns questions to
+workers.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _START_HINT = (
 class WorkerDevice:
     """Device of a worker: a GPU, or all CPUs of a node.
 
-    node, address: Ray's id of the node, and its IP address.
+    node, address: Ray's id of the node, and the node's IP address.
     cpus: CPUs that Ray reserves for the worker.
     gpus: 1 for a GPU, else 0.
     """
@@ -56,16 +57,16 @@ class WorkerDevice:
 
 
 def list_devices(nodes: Sequence[Mapping[str, Any]], device: str) -> list[WorkerDevice]:
-    """Return the devices of a cluster that measure a run, one per worker.
+    """List the devices of a Ray cluster that can measure a run. Each device gets one worker.
 
-    Each GPU is a device. On a CPU, all CPUs of a node are one device.
+    Each GPU is a device. If the run uses CPUs, all CPUs of a node together are one device.
 
     Args:
         nodes: Result of `ray.nodes()`.
         device: Device setting of the run: "auto", "cpu" or "cuda".
 
     Raises:
-        EnvironmentFault: the cluster has no such device.
+        EnvironmentFault: the cluster does not have the requested kind of device.
     """
     alive = [node for node in nodes if node["Alive"]]
     alive.sort(key=lambda node: (node["NodeManagerAddress"], node["NodeID"]))
@@ -100,7 +101,7 @@ def list_devices(nodes: Sequence[Mapping[str, Any]], device: str) -> list[Worker
 
 
 class RayWorkers:
-    """Implementation of the protocol `scheduling.Workers` with Ray actors; see `connect`."""
+    """Implementation of the protocol `scheduling.Workers` with Ray actors. `connect` creates it."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -109,7 +110,10 @@ class RayWorkers:
         self._started: set[str] = set()
 
     def start(self, names: Iterable[str], plan: Plan, folder: Path) -> Mapping[str, str]:
-        """Start one worker for each device of the cluster. Return their devices by name."""
+        """Start one worker for each device of the cluster.
+
+        Return a device description for each worker.
+        """
         found = dict(zip(names, list_devices(self._ray.nodes(), plan.config.device), strict=False))
         pinned = importlib.import_module("ray.util.scheduling_strategies")
         actor = self._ray.remote(ClusterWorker)
@@ -123,14 +127,22 @@ class RayWorkers:
         return {name: str(place) for name, place in found.items()}
 
     def send(self, name: str, what: str, *args: Any) -> None:
-        """Send an order to a worker: the name of a method of `ClusterWorker`, and arguments."""
-        # Use futures instead of `ray.wait`, which turns every signal into a KeyboardInterrupt.
+        """Send an order to a worker.
+
+        Args:
+            name: Name of the worker.
+            what: The order, which is the name of a method of `ClusterWorker`.
+            args: Arguments of this method.
+        """
+        # Use a future instead of `ray.wait`, because `ray.wait` turns every signal into a
+        # KeyboardInterrupt.
         self._pending[getattr(self._actors[name], what).remote(*args).future()] = name
 
     def receive(self) -> tuple[str, Any]:
-        """Wait until a worker has executed its order. Return its name, and its result or exception.
+        """Wait until any worker has executed its order.
 
-        A worker counts as lost if its first reply takes longer than `START_TIMEOUT_S`.
+        Return the worker's name, and its result or exception. If the first reply of a worker takes
+        longer than `START_TIMEOUT_S`, the worker counts as lost.
         """
         new = not self._started.issuperset(self._pending.values())
         done, _ = wait(self._pending, START_TIMEOUT_S if new else None, FIRST_COMPLETED)
@@ -159,9 +171,10 @@ class RayWorkers:
 
 @contextmanager
 def connect() -> Iterator[RayWorkers]:
-    """Connect to a Ray cluster and yield its workers. End them at the end of the `with` block.
+    """Connect to a Ray cluster and yield its workers. End the workers after the `with` block.
 
-    The cluster is the one in the variable RAY_ADDRESS, or else the one of this machine.
+    The environment variable RAY_ADDRESS names the cluster. If it is not set, the cluster of this
+    machine is used.
 
     Raises:
         EnvironmentFault: Ray is not installed, or the cluster cannot be reached.
@@ -208,7 +221,7 @@ def measure_on_cluster(
 
     Args:
         plan, run_dir, view, check, force: See `Scheduler`.
-        in_turn: Value of the option --in-turn. It must be None.
+        in_turn: Value of the option --in-turn, which clusters do not support. It must be None.
 
     Raises:
         UsageError: `in_turn` is not None.
@@ -228,20 +241,23 @@ def measure_on_cluster(
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError if nothing listens at HOST:PORT. Ray itself would try for minutes."""
+    """Raise OSError if no server listens at HOST:PORT.
+
+    Without this check, Ray would try to connect for minutes.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
 
 
 class _FilteredStdout:
-    """Standard output without the messages of Ray's threads, so that it contains only results."""
+    """Standard output without the messages that Ray prints, so that it contains only results."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
 
     def write(self, text: str) -> int:
-        """Write a text, unless a thread of Ray calls this."""
+        """Write a text to standard output. A text that a thread of Ray writes is discarded."""
         if threading.current_thread().name.startswith("ray_"):
             return len(text)
         return self._out.write(text)
@@ -251,7 +267,7 @@ class _FilteredStdout:
 
 
 def _import_ray() -> Any:
-    """Return the package `ray`. Raise EnvironmentFault if it is not installed."""
+    """Import and return the package `ray`. Raise EnvironmentFault if it is not installed."""
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as fault:
@@ -262,6 +278,9 @@ def _import_ray() -> Any:
 
 
 def _missing_module(text: str) -> str | None:
-    """Return the line of an import error in a message of Ray, or None."""
+    """Return the line of Ray's error message that names a missing Python module.
+
+    None if there is none.
+    """
     lines = map(str.strip, text.splitlines())
     return next((x for x in lines if x.startswith(("ModuleNotFoundError", "ImportError"))), None)

@@ -48,9 +48,9 @@ _PER_WORKER_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Workers(Protocol):
-    """Interface of the workers of a cluster.
+    """Interface of the workers of a cluster, as the driver uses them.
 
-    The driver sends orders to them. An order is the name of a method of `ClusterWorker`, with
+    The driver sends orders to workers. An order is the name of a method of `ClusterWorker`, with
     arguments. A worker executes one order at a time.
     """
 
@@ -58,7 +58,7 @@ class Workers(Protocol):
         """Start one worker for each device of the cluster.
 
         Args:
-            names: Names for the workers. It may have more names than there are devices.
+            names: Names for the workers. There may be more names than devices.
             plan: Plan of the run.
             folder: Folder to which paths in the configuration are relative.
 
@@ -70,12 +70,19 @@ class Workers(Protocol):
         """
 
     def send(self, name: str, what: str, *args: Any) -> None:
-        """Send an order to a worker: the name of a method of `ClusterWorker`, and arguments."""
+        """Send an order to a worker.
+
+        Args:
+            name: Name of the worker.
+            what: The order, which is the name of a method of `ClusterWorker`.
+            args: Arguments of this method.
+        """
 
     def receive(self) -> tuple[str, Any]:
-        """Wait until a worker has executed its order.
+        """Wait until any worker has executed its order.
 
-        Return its name, and its result or exception. The exception of a lost worker is WorkerLost.
+        Return the worker's name, and its result or exception. For a lost worker, the exception is
+        WorkerLost.
         """
 
     def end(self, name: str) -> None:
@@ -91,9 +98,9 @@ class Scheduler:
         view: Display of progress and notes.
         workers: The workers. `run` starts them.
         number: Number of the repeat.
-        check: Function that raises an error if the models or heads of the workers differ from those
-            at the start of the run.
-        force: True continues if the machines differ from those at the start of the run.
+        check: Function that compares the models and heads of the workers with those at the start of
+            the run. It raises an error if they differ.
+        force: True continues a run even if it started on different machines.
     """
 
     def __init__(
@@ -112,14 +119,15 @@ class Scheduler:
         self._stored_outputs = StoredOutputs.read(run_dir)
         self._devices: dict[str, str] = {}
         self._judged: set[str] = set()
-        # Workers on which all methods except vanilla failed repeatedly. They get no more questions.
+        # Names of workers on which all methods except vanilla failed repeatedly. They get no more
+        # questions.
         self._finished: set[str] = set()
         repeats = plan.config.repeats
         self._part_name = f"pass {number} of {repeats}" if repeats > 1 else ""
 
     @property
     def is_over(self) -> bool:
-        """True if vanilla is the only method left on every worker."""
+        """True if vanilla is the only method that each worker still measures."""
         return bool(self._finished) and self._devices.keys() <= self._finished
 
     def run(self) -> None:
@@ -128,7 +136,8 @@ class Scheduler:
         Raises:
             EnvironmentFault: there is no device, or a worker has other software, data or hardware
                 than the driver or the other workers.
-            WorkerLost: no worker is left, or too many were lost with the same assignment.
+            WorkerLost: no worker is left, or too many workers were lost while they measured the
+                same assignment.
         """
         self._view.stage("starting workers")
         before = len(self._run_dir.manifest.get("workers") or {})
@@ -184,8 +193,8 @@ class Scheduler:
     def _load(self) -> None:
         """Load the models on all workers.
 
-        The first worker measures the costs of forwards, if a method needs them. All others use the
-        same costs.
+        If a method needs the costs of forwards, the first worker measures them. All other workers
+        use the same costs.
         """
         labels = ", ".join(each.label for each in self._plan.checkpoints.values())
         self._view.stage(f"loading {labels} in {_pluralize(self._devices, 'worker')}")
@@ -293,8 +302,9 @@ class Scheduler:
     def _finish(self) -> None:
         """Let the workers run the checks at the end of a repeat, and store the results.
 
-        Every worker decodes its first questions again (`Repeat.check_leaks`). One worker computes
-        where near-ties are possible, if an output is a near-tie.
+        Every worker decodes its first questions again, to find methods that keep state
+        (`Repeat.check_leaks`). If an output is a near-tie, one worker also computes where near-ties
+        are possible.
         """
         self._view.stage("decoding first prompts once more")
         found: list[WorkerResult] = list(self._call_workers("check_leaks").values())
@@ -305,7 +315,8 @@ class Scheduler:
         near = manifest.get("near_ties")
         if near is None and has_near_tie(self._run_dir.records()):
             self._view.stage("looking for near-ties")
-            # Prefer workers that judged an output: one of them has measured the tolerance.
+            # Prefer a worker that has judged outputs, because it may already know the tolerance of
+            # near-ties.
             for name in sorted(self._devices, key=lambda name: name not in self._judged):
                 reply = self._call_workers("find_near_ties", self._stored_outputs, names=[name])
                 if name in reply:
@@ -322,7 +333,9 @@ class Scheduler:
     def _call_workers(
         self, order: str, *args: Any, names: Sequence[str] | None = None, starting: bool = False
     ) -> dict[str, Any]:
-        """Send an order to workers and return their results. Lost workers are left out.
+        """Send an order to workers and return the result of each worker.
+
+        Lost workers return no result.
 
         Args:
             order: Name of a method of `ClusterWorker`, with its arguments in `args`.
@@ -347,9 +360,10 @@ class Scheduler:
         return {name: found[name] for name in receivers if name in found}
 
     def _receive(self) -> tuple[str, Any]:
-        """Return the next result of a worker, with the worker's name.
+        """Wait for the next reply of any worker. Return the worker's name and its result.
 
-        Raise the exception of the worker, unless it is lost.
+        If the worker raised an exception, raise it. If the worker is lost, return WorkerLost as the
+        result.
         """
         name, reply = self._workers.receive()
         if isinstance(reply, SpecbenchError) and not isinstance(reply, WorkerLost):

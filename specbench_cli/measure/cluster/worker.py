@@ -28,9 +28,9 @@ from specbench_cli.store.schema import Record
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """Software and machine of a worker, which the driver checks.
+    """Description of a worker's software and machine, which the driver checks.
 
-    shared_facts: Result of `shared_facts`. It must be the same on the driver.
+    shared_facts: Result of `shared_facts`. The driver must have the same facts.
     machine_facts: Result of `manifest.machine_facts`. It must be the same on all workers.
     machine: Fingerprint of the machine (`machine.fingerprint`).
     """
@@ -42,9 +42,9 @@ class WorkerInfo:
 
 @dataclass(frozen=True)
 class LoadedModels:
-    """Manifest entries of a worker's loaded models, heads and settings; see `Bench`.
+    """Manifest entries of a worker's loaded models, heads and settings, see `Bench`.
 
-    step_costs: Costs of forwards (`StepCosts`). None if no method needs them.
+    step_costs: Measured times of forwards (`StepCosts`). None if no method needs them.
     """
 
     models: Mapping[str, Any]
@@ -58,9 +58,9 @@ class AssignmentResult:
     """Result of an assignment: the measured records and new prompts.
 
     notes: Notes for the user.
-    dropped: Methods that failed repeatedly on this worker so far, with the reason.
-    lost: Error message if records are missing because a process of the worker ended. Else None.
-    judged: True if an output on this worker differed from vanilla's so far.
+    dropped: Methods that have failed repeatedly on this worker -> the reason.
+    lost: Error message if a process of the worker ended, so that records are missing. Else None.
+    judged: True if this worker has measured an output that differs from vanilla's output.
     """
 
     records: list[Record]
@@ -75,9 +75,9 @@ class AssignmentResult:
 class WorkerResult:
     """Manifest entries that a worker returns at the end of a repeat.
 
-    leaks: Methods that keep state from other prompts; see `Repeat.check_leaks`.
+    leaks: Methods that keep state from earlier prompts, see `Repeat.check_leaks`.
     tolerance: Tolerance of near-ties. None if it was not measured.
-    memory: Memory of weights and states; see `Bench.memory_entry`.
+    memory: Memory of weights and model states, see `Bench.memory_entry`.
     """
 
     leaks: Mapping[str, str]
@@ -88,7 +88,7 @@ class WorkerResult:
 class ClusterWorker:
     """Worker on one device of a cluster. Its methods are the orders that the driver can send.
 
-    It keeps a run of its own in a temporary folder. The driver stores the records.
+    A worker writes to its own temporary run folder. The driver stores the records in the real one.
 
     Args:
         order: Configuration of the run as JSON.
@@ -114,7 +114,7 @@ class ClusterWorker:
         """Load the models and return their manifest entries.
 
         Args:
-            costs: Costs of forwards. None measures them if a method uses them.
+            costs: Measured times of forwards. If None, and a method uses them, they are measured.
 
         Raises:
             UsageError, EnvironmentFault: a model cannot be loaded, or a prompt is too long.
@@ -151,7 +151,7 @@ class ClusterWorker:
         Args:
             number: Number of the repeat.
             names: Prompt ids of the questions.
-            known: Outputs of these questions that the run already has.
+            known: Outputs of these questions that are already stored.
         """
         self._stored_outputs.update(known)
         self._progress.records, self._progress.notes = [], []
@@ -169,7 +169,10 @@ class ClusterWorker:
         )
 
     def check_leaks(self) -> WorkerResult:
-        """Decode the first questions of this worker again, and return its last manifest entries."""
+        """Decode the first questions of this worker again.
+
+        Return the worker's last manifest entries.
+        """
         if self._assignments > 1:
             self._repeat.check_leaks()
         return WorkerResult(
@@ -177,23 +180,26 @@ class ClusterWorker:
         )
 
     def find_near_ties(self, known: StoredOutputs) -> Mapping[str, Any] | None:
-        """Return where near-ties are possible; see `record_builder.find_near_ties`.
+        """Return where near-ties are possible, see `record_builder.find_near_ties`.
 
         Args:
-            known: All outputs of the run.
+            known: All stored outputs of the run.
         """
         self._stored_outputs.update(known)
         return self._repeat.find_near_ties(needed=True)
 
     def close(self) -> None:
-        """End the worker's processes and remove its folder."""
+        """End the processes of this worker and remove its temporary folder."""
         self._bench.close()
         end_plugin_processes()
         self._home.cleanup()
 
 
 class WorkerProgress:
-    """Implementation of `RunView` that only collects records and notes for the driver."""
+    """Implementation of `RunView` for a worker. It displays nothing.
+
+    It collects records and notes, which the worker sends to the driver.
+    """
 
     def __init__(self) -> None:
         self.records: list[Record] = []
@@ -204,21 +210,24 @@ class WorkerProgress:
         self.records.append(record)
 
     def note(self, text: str) -> None:
-        """Collect a note to the user."""
+        """Collect a note for the user."""
         self.notes.append(text)
 
     def flags(self) -> list[str]:
-        """Return no options, because nothing is displayed."""
+        """Return an empty list of command-line options, because nothing is displayed."""
         return []
 
     def _ignore(self, *_: Any, **__: Any) -> None:
-        """Ignore a call of the view."""
+        """Ignore any other call of the interface `RunView`."""
 
     planned = started = stage = prompt = window = hand_over = _ignore
 
 
 def shared_facts(plan: Plan) -> dict[str, str]:
-    """Return what must be the same on driver and workers: software, settings, data and weights."""
+    """Return facts that must be equal on the driver and all workers.
+
+    These are the software, settings, data and weights.
+    """
     models = {
         each.label: read_checkpoint(read_checkpoint_facts, each).sha256
         for each in plan.checkpoints.values()

@@ -1,6 +1,6 @@
-"""The code of a plug-in process: it imports a plug-in and decodes with its methods.
+"""Code that runs in a plug-in process. It imports a plug-in and decodes with the plug-in's methods.
 
-The process of the run sends orders, which are the methods of `PluginOrders`.
+The main process of the run sends orders. Each order is the name of a method of `PluginOrders`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LoadOrder:
     """Arguments of the order `PluginOrders.load_models`.
 
     target, draft, others: Checkpoints of the models.
-    costs: Costs of forwards (`StepCosts`). None if no method needs them.
+    costs: Measured times of forwards (`StepCosts`). None if no method needs them.
     methods: (name, label, parameters) of each method.
     """
 
@@ -66,11 +66,11 @@ class LoadOrder:
 class MeasurementOrder:
     """Arguments of the order to measure one output.
 
-    They are a part of the arguments of `Measurement`.
+    They are some of the arguments of `Measurement`.
 
     budget: Maximum number of new tokens.
     pass_: Number of the repeat.
-    previous_delay_ns: Time in ns by which learning from the previous prompt delayed this one.
+    previous_delay_ns: Time in ns that learning from the previous prompt delayed this prompt.
     """
 
     prompt: Prompt
@@ -92,8 +92,8 @@ class PluginOrders:
     """State of a plug-in process. Each method is an order that the run can send.
 
     method_runs: The methods of the plug-in, by label.
-    memory: What each method has learned, by label.
-    measurements: Outputs that may be measured again, if the machine was noisy.
+    memory: Data that each method has learned from earlier prompts, by label.
+    measurements: Measured outputs. They are measured again if the machine was noisy.
     code_snapshot: State of the code that a method must not change (`state.CODE`).
     """
 
@@ -109,8 +109,8 @@ class PluginOrders:
 
         Args:
             file: The plug-in file. None imports the installed plug-ins.
-            contents: Contents of the plug-in files when the run checked them. They are imported
-                even if a file has changed since.
+            contents: Path of each plug-in file -> its content when the run checked it. This content
+                is imported, even if the file has changed since.
         """
         before = state.capture_state()
         plugin_file.pin_all(contents)
@@ -119,9 +119,9 @@ class PluginOrders:
         return state.find_changes(before)
 
     def check_methods(self, rows: Sequence[MethodChoice]) -> list[str]:
-        """Create the methods of the plug-in and read all properties that they declare.
+        """Create the methods of the plug-in, and read all properties that the methods declare.
 
-        Return the names of process-wide state that this changed.
+        Return the names of process-wide state that this code of the plug-in changed.
         """
         before = state.capture_state()
         for row in rows:
@@ -193,16 +193,17 @@ class PluginOrders:
         chunk: int,
         arrivals: Sequence[float],
     ) -> list[MeasurementReply]:
-        """Measure outputs of a method, which are decoded together.
+        """Measure some outputs of one method, which are decoded together.
 
         Args:
             label: Label of the method.
             orders: The outputs to measure.
-            finished: Keys of earlier outputs that will not be measured again.
+            finished: Keys of outputs from earlier orders. They will not be measured again, so they
+                are deleted.
             size, chunk, arrivals: See `BatchMeasurement`.
 
         Raises:
-            MethodFault: the method changed code that measures it.
+            MethodFault: the method changed specbench code that measures the method.
         """
         for key in finished:
             self.measurements.pop(key, None)
@@ -263,8 +264,8 @@ def _run_order(work: Callable[[], Any]) -> tuple[str, Any]:
     """Execute an order and return its outcome.
 
     Returns:
-        ("done", result), ("refused", (class, message, hint)) for an error of specbench, or
-        ("failed", message) for any other exception.
+        ("done", result) if the order succeeds. ("refused", (class, message, hint)) if it raises an
+        error class of specbench. ("failed", message) if it raises any other exception.
     """
     try:
         return "done", work()
@@ -277,13 +278,19 @@ def _run_order(work: Callable[[], Any]) -> tuple[str, Any]:
 
 
 def _prefer_oom_kill() -> None:
-    """Make the system kill this process, and not the run, if the machine runs out of memory."""
+    """Make the operating system kill this process first if the machine runs out of memory.
+
+    Otherwise the system could kill the main process of the run.
+    """
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _limit_memory() -> None:
-    """Limit the memory of this process, so that its allocations fail before the machine's do."""
+    """Limit the memory of this process.
+
+    Then its allocations fail before the whole machine runs out of memory.
+    """
     import resource
 
     used = psutil.Process().memory_info().vms

@@ -1,4 +1,4 @@
-"""Methods of plug-ins in the process of the run, which measures them in plug-in processes."""
+"""Methods of plug-ins, as the main process of a run sees them. Plug-in processes measure them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ class PluginMethods:
 
     Args:
         plan: The plan of the run.
-        run_dir: Folder of the run. While a plug-in process works, the run checks that its files
-            are not changed.
-        threads: Number of torch threads, in this process and in the plug-in processes.
+        run_dir: Folder of the run. The main process checks that plug-in processes do not change
+            files in this folder.
+        threads: Number of torch threads in the main process, and in each plug-in process.
 
     Attributes:
-        labels: Labels of these methods.
-        heads: Manifest entries of their trained modules.
-        load_errors: Error of each method whose process could not load its models or modules.
+        labels: Labels of the methods that are measured in plug-in processes.
+        heads: Manifest entries of the trained modules of these methods.
+        load_errors: Label of each method whose plug-in process could not load the models or trained
+            modules -> the error.
     """
 
     def __init__(self, plan: Plan, run_dir: RunDir, threads: int) -> None:
@@ -93,16 +94,16 @@ class PluginMethods:
     ) -> list[MeasurementReply]:
         """Measure outputs of a method in its plug-in process.
 
-        If the process has ended, a new one is started and warmed up.
+        If the process has ended, a new process is started, and the method is warmed up again.
 
         Args:
             method_run: The method.
-            measurements: The outputs.
+            measurements: The outputs to measure.
             size, chunk, arrivals: See `BatchMeasurement`.
 
         Raises:
-            MethodFault: the process did not return a result, or the method has lost what it
-                learned, because its process had ended.
+            MethodFault: the process did not return a result. Or an earlier process ended, so that
+                the method has lost what it had learned.
         """
         process, limit = self._processes[method_run.label], self._plan.config.timeout_per_prompt
         if not process.alive and method_run.method.state_scope != "prompt":
@@ -136,7 +137,8 @@ class PluginMethods:
     def mark_finished(self, method_run: MethodRun, measurements: Sequence[Measurement]) -> None:
         """Store the keys of measurements that will not be repeated.
 
-        The next order tells the plug-in process, which then deletes them.
+        The next order to the plug-in process contains these keys. The process then deletes the
+        outputs.
         """
         self._finished += [
             (method_run.label, *_make_order(measurement).key) for measurement in measurements
@@ -178,10 +180,10 @@ class PluginMethods:
 
 
 class PluginMeasurements(BatchMeasurement):
-    """Outputs of one method that its plug-in process measures.
+    """Measurements of one method, which are made in the method's plug-in process.
 
     Args:
-        methods: The methods in plug-in processes.
+        methods: All methods that are measured in plug-in processes.
         measurements, size, chunk, arrivals: See `BatchMeasurement`.
     """
 
@@ -197,7 +199,7 @@ class PluginMeasurements(BatchMeasurement):
         self._methods = methods
 
     def measure(self) -> None:
-        """Measure the outputs. If the plug-in process ends, the measurements fail."""
+        """Measure the outputs. If the plug-in process ends, store an error in each measurement."""
         measurements = self._measurements
         try:
             how = self._size, self._chunk, self._arrivals
@@ -214,7 +216,10 @@ class PluginMeasurements(BatchMeasurement):
                 measurement.lost = WorkerLost(each.lost)
 
     def finish(self, other_cpu: float | None, noisy: bool) -> None:
-        """Accept the last results, so that the plug-in process can delete its copies."""
+        """Accept the last results of all measurements.
+
+        The plug-in process may then delete its copies.
+        """
         super().finish(other_cpu, noisy)
         self._methods.mark_finished(self._measurements[0].method_run, self._measurements)
 

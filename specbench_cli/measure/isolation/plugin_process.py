@@ -1,6 +1,7 @@
-"""Plug-in processes, one for each plug-in file. A process imports the file and runs its methods.
+"""Plug-in processes. Each process imports one plug-in file and runs the methods of this plug-in.
 
-This module starts the processes and sends orders to them. It belongs to the process of the run.
+This module starts the processes and sends orders to them. It runs in the main process of the
+run.
 """
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ _processes: dict[str | None, PluginProcess] = {}
 
 
 class PluginProcessLost(MethodFault):
-    """Error: a plug-in process ended or did not answer in time. The next order starts a new one."""
+    """Error: a plug-in process ended, or did not answer in time.
+
+    The next order starts a new process.
+    """
 
 
 def check_plugins(config: RunConfig) -> None:
-    """Import each plug-in of a configuration in its own process, and create its methods there.
+    """Import each plug-in of a configuration in a plug-in process, and create its methods there.
 
     Do nothing if the configuration has no isolation (`--isolation none`).
 
@@ -56,7 +60,7 @@ def check_plugins(config: RunConfig) -> None:
 
 
 def check_plugin_import(file: str) -> None:
-    """Import a plug-in file in its own process, to check it before this process imports it.
+    """Import a plug-in file in a plug-in process, to check it before the main process imports it.
 
     Raises:
         UsageError: the import fails, ends the process, or changes process-wide state.
@@ -78,7 +82,7 @@ def check_method_choices(choices: Sequence[MethodChoice], files: Sequence[str]) 
         files: The plug-in files.
 
     Raises:
-        UsageError: a method cannot be created, or this changes process-wide state.
+        UsageError: a method cannot be created, or creating it changes process-wide state.
     """
     by_file: dict[str | None, list[MethodChoice]] = {}
     for row in choices:
@@ -92,12 +96,18 @@ def check_method_choices(choices: Sequence[MethodChoice], files: Sequence[str]) 
 
 
 def find_plugin_file(name: str, files: Sequence[str]) -> str | None:
-    """Return the plug-in file that defines a method; None for an installed plug-in."""
+    """Return the plug-in file that defines a method.
+
+    Return None if an installed plug-in defines it.
+    """
     return next((file for file in files if name in registry.load_plugin(file)), None)
 
 
 def get_plugin_process(file: str | None) -> PluginProcess:
-    """Return the process of a plug-in file. None is the process of all installed plug-ins."""
+    """Return the process of a plug-in file.
+
+    If `file` is None, return the process of installed plug-ins.
+    """
     return _processes.setdefault(file, PluginProcess(file))
 
 
@@ -130,7 +140,7 @@ class PluginProcess:
 
     @property
     def alive(self) -> bool:
-        """True if the process was started and is not known to have ended."""
+        """True if the process was started, and no order has reported its end."""
         return self._worker is not None
 
     def call(self, order: str, *arguments: Any, timeout_s: float = LOAD_TIMEOUT_S) -> Any:
@@ -138,13 +148,13 @@ class PluginProcess:
 
         Args:
             order: Name of a method of `orders.PluginOrders`.
-            arguments: Its arguments.
-            timeout_s: Maximum time in seconds.
+            arguments: Arguments of this method.
+            timeout_s: Maximum time in seconds until the process answers.
 
         Raises:
             PluginProcessLost: the process ended, or did not answer in time.
             MethodFault: the code of the plug-in raised an exception.
-            SpecbenchError: specbench's code in the process raised this error.
+            SpecbenchError: specbench's own code in the plug-in process raised this error.
         """
         if self._worker is None:
             self.start()
@@ -158,7 +168,10 @@ class PluginProcess:
         self.changed_state = self._call("import_plugin", self._file, contents, timeout_s=limit)
 
     def end(self) -> int | None:
-        """End the process and its children. Return its exit code if it had ended, else None."""
+        """End the process and its children.
+
+        Return the exit code if the process had already ended by itself, else None.
+        """
         worker, self._worker = self._worker, None
         return None if worker is None else worker.end()
 
@@ -200,7 +213,13 @@ _ERRORS = {each.__name__: each for each in (MethodFault, EnvironmentFault, Worke
 
 
 def _check_unchanged(what: str, when: str, changed: Sequence[str]) -> None:
-    """Raise UsageError if a plug-in changed process-wide state."""
+    """Raise UsageError if code of a plug-in changed process-wide state.
+
+    Args:
+        what: Name of the plug-in, for the message.
+        when: Description of the code that ran, for the message.
+        changed: Names of the changed state.
+    """
     if changed:
         end_plugin_processes()
         raise UsageError(

@@ -1,8 +1,9 @@
-"""Replies of a plug-in process, encoded so that the run can read them without executing code.
+"""Replies of a plug-in process. The main process can read them without executing code.
 
-The format is pickle, but only plain data and the classes of measurements are allowed. An object of
-these classes is stored as the name of its class and its fields. A pickle with another class or a
-function is rejected, because it could execute code in the process of the run.
+The format is pickle, restricted to plain data and the classes of measurements. Instead of an object
+of such a class, the pickle contains the name of the class and the fields of the object. A pickle
+that refers to any other class or function is rejected, because it could execute code in the main
+process.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class MeasurementReply:
     """Result of a measurement in a plug-in process.
 
     delay_ns: Time in ns by which learning delays the next prompt.
-    lost: Error message if a worker process of the method was lost. Else None.
+    lost: Error message if a worker process of the method ended. Else None.
     """
 
     output: DecodedOutput | None
@@ -31,7 +32,7 @@ class MeasurementReply:
 
 
 def dump(answer: object) -> bytes:
-    """Return a reply as bytes."""
+    """Return a reply encoded as bytes."""
     stream = io.BytesIO()
     _Writer(stream).dump(answer)
     return stream.getvalue()
@@ -41,7 +42,7 @@ def load(content: bytes) -> Any:
     """Return the reply that `dump` encoded.
 
     Raises:
-        Exception: the bytes are not a reply of plain data and measurements.
+        Exception: the bytes contain anything other than plain data and measurements.
     """
     return _Reader(io.BytesIO(content)).load()
 
@@ -49,7 +50,7 @@ def load(content: bytes) -> Any:
 @cache
 def _classes() -> dict[str, type[Any]]:
     """Return the classes whose objects a reply may contain, by name."""
-    # Import late, because these modules import torch, which takes a second.
+    # Import here and not at the top, because these modules import torch, which takes a second.
     from specbench_cli.measure.measurement import DecodedOutput
     from specbench_cli.store import schema
 
@@ -77,12 +78,12 @@ class _Writer(pickle.Pickler):
 
 class _Reader(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
-        """Return the object with a class name and fields that `persistent_id` returned."""
+        """Return an object of a measurement class. `pid` is a result of `persistent_id`."""
         name, values = pid
         if type(name) is not str or type(values) is not dict or name not in _classes():
             raise pickle.UnpicklingError(f"not a measurement: {name!r:.100}")
         return _classes()[name](**values)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Reject every class and function that the pickle refers to directly."""
+        """Reject every class and function that the pickle refers to by module and name."""
         raise pickle.UnpicklingError(f"{module}.{name}")

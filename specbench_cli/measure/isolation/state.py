@@ -1,4 +1,4 @@
-"""Process-wide state that importing a plug-in must not change.
+"""Process-wide state that importing a plug-in must not change, such as settings of torch.
 
 A change would affect all other methods in the same process.
 """
@@ -29,22 +29,22 @@ CODE = ("the clock", "built-in functions", "specbench's code")
 
 
 def capture_state(names: Collection[str] | None = None) -> StateSnapshot:
-    """Return a snapshot of this process, for `find_changes`.
+    """Return a snapshot of process-wide state, which `find_changes` compares with the later state.
 
     Args:
-        names: Kinds of state. None captures all of them.
+        names: Kinds of state to capture. None captures all kinds.
     """
     return {name: _CAPTURES[name]() for name in (names or _CAPTURES)}
 
 
 def find_changes(before: StateSnapshot) -> list[str]:
-    """Return the kinds of state that have changed since a snapshot."""
+    """Return the kinds of process-wide state that have changed since a snapshot."""
     after = capture_state(before)
     return [name for name in before if not _is_unchanged(before[name], after[name])]
 
 
 def _is_unchanged(before: Any, after: Any) -> bool:
-    """Return True if nothing was removed or replaced. Additions are allowed."""
+    """Return True if everything in `before` is also in `after`. Additions are allowed."""
     if not isinstance(before, dict):
         return bool(before == after)
     return all(name in after and after[name] is value for name, value in before.items())
@@ -70,9 +70,12 @@ def _stream_states() -> Any:
 
 
 def _code_of_modules(prefixes: tuple[str, ...]) -> dict[str, Any]:
-    """Return the functions and classes of all imported modules of some packages, by name.
+    """Return the functions and classes of imported modules, by name.
 
-    The functions of classes are included.
+    Methods of classes are included.
+
+    Args:
+        prefixes: Names of packages. Only their modules are read.
     """
     found: dict[str, Any] = {}
     for module, content in list(sys.modules.items()):

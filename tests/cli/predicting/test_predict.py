@@ -181,8 +181,8 @@ def test_against_adds_a_column_with_the_prediction_for_another_machine(
 
 def test_missing_costs_name_the_command_that_measures_them(run, run_folder, monkeypatch):
     own = json.loads((run_folder / "manifest.json").read_text())["machine"]
-    elsewhere = {**own, "id": "another"}
-    monkeypatch.setattr("specbench_cli.measure.machine.fingerprint", lambda: elsewhere)
+    other_machine = {**own, "id": "another"}
+    monkeypatch.setattr("specbench_cli.measure.machine.fingerprint", lambda: other_machine)
     code, out, err = run("predict", str(run_folder))
     assert (code, out) == (3, "")
     assert (
@@ -255,9 +255,9 @@ def test_two_probes_are_compared_point_by_point(run, costs, tmp_path):
 
 def test_the_help_has_every_example(run):
     code, out, _ = run("predict", "--help")
-    words = " ".join(out.split())
+    text = " ".join(out.split())
     assert code == 0
-    assert all(example in words for example in EXAMPLES)
+    assert all(example in text for example in EXAMPLES)
 
 
 @pytest.fixture
@@ -375,9 +375,9 @@ def test_an_unwritable_costs_file_is_refused_before_the_probe(run, monkeypatch, 
 def test_a_plug_in_s_stateless_head_is_probed_and_predicted(run, small_probe, tmp_path):
     file = Path(__file__).parents[2] / "capabilities" / "plugins" / "stateless_head.py"
     registry.load_plugin(str(file))
-    (wanted,) = registry.build("linear", {}).artifacts()
+    (artifact,) = registry.build("linear", {}).artifacts()
     target = load_decoder(resolve("embedded-1m").path, name="target")
-    wanted.kind.random({"target": target}).save(tmp_path / "head")
+    artifact.kind.random({"target": target}).save(tmp_path / "head")
     options = ["--target", "embedded-1m", "--threads", "1", "--allow-noise"]
     options += ["--plugin", str(file), "-m", "linear", "--set", f"linear.head={tmp_path / 'head'}"]
     small = ["--limit", "1", "--max-new-tokens", "8"]
@@ -434,19 +434,21 @@ def test_two_probes_give_two_load_simulations_but_one_mean_per_swept_value(
     before = ("--costs", save_changed(costs, tmp_path / "b"))
     after = ("--costs", save_changed(costs, tmp_path / "c", curves=slow))
     options = ("predict", str(run_folder), "--load", "poisson:2", "--json")
-    alone, both = (json.loads(run(*options, *files)[1]) for files in (before, before + after))
-    assert (len(alone["also"]), len(both["also"])) == (0, 1)
-    one, two = alone["modelled"][0], both["modelled"][0]
+    one_probe, two_probes = (
+        json.loads(run(*options, *files)[1]) for files in (before, before + after)
+    )
+    assert (len(one_probe["also"]), len(two_probes["also"])) == (0, 1)
+    one, two = one_probe["modelled"][0], two_probes["modelled"][0]
     assert two["requests"] == 2 * one["requests"]
     assert two["ms_per_token_p99"] > 1.2 * one["ms_per_token_p99"]
-    assert both["forwards"] == 2 * alone["forwards"]
-    swept = ("predict", str(run_folder), "--sweep", "sps.length=1:2:1", "--json")
-    found = [json.loads(run(*swept, *files)[1]) for files in (before, after, before + after)]
+    assert two_probes["forwards"] == 2 * one_probe["forwards"]
+    sweep_args = ("predict", str(run_folder), "--sweep", "sps.length=1:2:1", "--json")
+    found = [json.loads(run(*sweep_args, *files)[1]) for files in (before, after, before + after)]
     rows = zip(*(each["modelled"] for each in found), strict=True)
     assert [len(each["also"]) for each in found] == [0, 0, 1]
-    for measure_step_costs, late, mean in rows:
-        assert mean["decode"] == pytest.approx((measure_step_costs["decode"] + late["decode"]) / 2)
-        assert mean["speedup"] == pytest.approx(mean["vanilla"] / mean["decode"])
+    for before_row, after_row, mean_row in rows:
+        assert mean_row["decode"] == pytest.approx((before_row["decode"] + after_row["decode"]) / 2)
+        assert mean_row["speedup"] == pytest.approx(mean_row["vanilla"] / mean_row["decode"])
 
 
 @pytest.mark.parametrize(
@@ -491,18 +493,18 @@ def test_a_sweep_replays_the_run_s_own_value_and_models_other_values_from_its_ac
     assert {row["of"] for row in found["modelled"]} == {"sps"} and same["outputs"] == 14
     replayed = json.loads(run("predict", str(run_folder), "--json")[1])["rows"]
     (sps,) = (row for row in replayed if row["label"] == "sps")
-    whole = (sps["predicted"] or 0) + (sps["predicted_void"] or 0)
-    assert same["decode"] == pytest.approx(whole, rel=0.02)
+    total = (sps["predicted"] or 0) + (sps["predicted_void"] or 0)
+    assert same["decode"] == pytest.approx(total, rel=0.02)
     records = [json.loads(line) for line in (run_folder / "records.jsonl").read_text().splitlines()]
-    counted = [r for r in records if r["label"] == "sps" and r["pass"] == 1]
-    assert counted
-    steps = sum(r["origin"].count("recovered") + r["origin"].count("bonus") for r in counted)
-    tokens = sum(r["n_tokens"] - 1 for r in counted)
+    sps_records = [r for r in records if r["label"] == "sps" and r["pass"] == 1]
+    assert sps_records
+    steps = sum(r["origin"].count("recovered") + r["origin"].count("bonus") for r in sps_records)
+    tokens = sum(r["n_tokens"] - 1 for r in sps_records)
     assert same["mat"] == pytest.approx(tokens / steps, rel=0.02)
     assert short["mat"] < same["mat"] < long["mat"] and short["mat"] <= 2
     assert same["speedup"] == same["vanilla"] / same["decode"]
     n_accepted, n_recovered = (
-        sum(r["origin"].count(of) for r in counted) for of in ("accepted", "recovered")
+        sum(r["origin"].count(origin) for r in sps_records) for origin in ("accepted", "recovered")
     )
     for row, length in ((short, 1), (same, own), (long, 9)):
         assert row["acceptance"] == n_accepted / (n_accepted + n_recovered)

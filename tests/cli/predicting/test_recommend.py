@@ -33,7 +33,7 @@ def run(capsys, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def few(monkeypatch):
+def short_rounds(monkeypatch):
     """Limit each round to three prompts, however fast the machine is."""
     fits = TimeEstimates.max_prompts
     monkeypatch.setattr(
@@ -51,28 +51,32 @@ def traffic(path, *texts):
     return str(path)
 
 
-def test_recommend_on_own_prompts_returns_a_method_with_commands_or_none(run, few, tmp_path):
+def test_recommend_on_own_prompts_returns_a_method_with_commands_or_none(
+    run, short_rounds, tmp_path
+):
     file = traffic(tmp_path / "traffic.jsonl", *(f"Say {n} and {n}." for n in range(12)))
     code, out, _ = run("-m", "pld", "-t", file, *SMALL, "--json", "--out", "here")
     assert code == 0
     events = [json.loads(line) for line in out.splitlines()]
     done = events[-1]
     assert done["event"] == "done"
-    kept = json.loads((tmp_path / "here" / "recommendation.json").read_text())
-    assert kept == {key: done[key] for key in kept}
+    result = json.loads((tmp_path / "here" / "recommendation.json").read_text())
+    assert result == {key: done[key] for key in result}
     assert [each["label"] for each in done["confirmed"]] == [
         max(done["search"], key=lambda each: (each["rounds"], each["ratio"]))["label"]
     ]
     (confirmed,) = done["confirmed"]
     assert (done["recommended"] is not None) == ((confirmed["speedup_low"] or 0) > 1)
     assert bool(done["lines"]) is (done["recommended"] is not None)
-    held = {r.prompt_id for r in RunDir.open(tmp_path / "here" / "confirmation").records()}
+    confirmation_ids = {
+        r.prompt_id for r in RunDir.open(tmp_path / "here" / "confirmation").records()
+    }
     searched = {
         r.prompt_id
         for path in (tmp_path / "here").glob("round-*")
         for r in RunDir.open(path).records()
     }
-    assert searched and held and not searched & held
+    assert searched and confirmation_ids and not searched & confirmation_ids
     assert str(tmp_path) not in (tmp_path / "here" / "recommendation.json").read_text()
 
     code, out, _ = run(
@@ -83,7 +87,9 @@ def test_recommend_on_own_prompts_returns_a_method_with_commands_or_none(run, fe
     assert max(len(line) for line in out.splitlines() if not line.startswith("    ")) <= 100
 
 
-def test_an_interrupted_recommendation_prints_its_resume_command(run, few, tmp_path, monkeypatch):
+def test_an_interrupted_recommendation_prints_its_resume_command(
+    run, short_rounds, tmp_path, monkeypatch
+):
     monkeypatch.setattr(
         search.RoundRunner, "_run", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     )

@@ -87,8 +87,8 @@ def test_last_names_the_matrix_and_its_report_is_one_table(resumed_matrix, call_
     assert "## By target" in Path("here/report.md").read_text()
     assert call_here(capsys, "report", "here", "--to", "html,latex,csv")[0] == 0
     assert Path("here/report/report.html").is_file()
-    listed = call_here(capsys, "list", "runs")[1].splitlines()
-    assert {line.split("\t")[0].rpartition("/")[2] for line in listed} >= set(RUNS)
+    runs_table = call_here(capsys, "list", "runs")[1].splitlines()
+    assert {line.split("\t")[0].rpartition("/")[2] for line in runs_table} >= set(RUNS)
 
 
 def test_a_matrix_is_compared_with_a_matrix_target_by_target(resumed_matrix, call_here, capsys):
@@ -115,9 +115,9 @@ def test_a_command_for_one_run_refuses_a_matrix(resumed_matrix, call_here, capsy
 
 
 def test_json_ends_with_all_methods_and_the_run_folders(call_here, capsys):
-    measure_step_costs = "run -m pld --targets embedded-7m,embedded-1m --limit 1 --max-new-tokens 4"
+    command = "run -m pld --targets embedded-7m,embedded-1m --limit 1 --max-new-tokens 4"
     noisy = "--allow-noise --threads 1 --out there --json"
-    code, out, _ = call_here(capsys, *measure_step_costs.split(), *noisy.split())
+    code, out, _ = call_here(capsys, *command.split(), *noisy.split())
     events = [json.loads(line) for line in out.splitlines()]
     assert code == 0
     assert [event["target"] for event in events if event["event"] == "plan"] == [

@@ -77,11 +77,13 @@ def test_outputs_of_other_length_are_compared_per_token():
     assert running.add(record("sps", ns=100, tokens=20)) == {"sps": 2.0}
 
 
-@pytest.mark.parametrize("lost", [{"void": True}, {"error": "boom"}, {"ns": None}, {"n_tokens": 0}])
-def test_outputs_without_a_time_are_not_counted(lost):
+@pytest.mark.parametrize(
+    "fields", [{"void": True}, {"error": "boom"}, {"ns": None}, {"n_tokens": 0}]
+)
+def test_outputs_without_a_time_are_not_counted(fields):
     running = LiveSpeedups()
     running.add(record("vanilla"))
-    assert running.add(record("sps", **lost)) == {}
+    assert running.add(record("sps", **fields)) == {}
 
 
 def test_dry_run_prints_the_plan_as_its_result(capsys):

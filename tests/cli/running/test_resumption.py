@@ -13,10 +13,10 @@ class View:
     """Progress view that collects notes."""
 
     def __init__(self):
-        self.said = []
+        self.notes = []
 
     def note(self, text):
-        self.said.append(text)
+        self.notes.append(text)
 
 
 FAULTS = [OSError(errno.ENOSPC, "No space left on device", "records.jsonl"), BrokenPipeError()]
@@ -46,4 +46,4 @@ def test_an_interrupt_names_the_run_only_if_one_was_stored(tmp_path, is_stored):
         RunDir.create(folder, {"schema": 9})
     with pytest.raises(KeyboardInterrupt), show_resume_command(folder, view, is_repeat=False):
         raise KeyboardInterrupt
-    assert view.said == ([f"to resume: specbench run --resume {folder}"] if is_stored else [])
+    assert view.notes == ([f"to resume: specbench run --resume {folder}"] if is_stored else [])

@@ -146,12 +146,23 @@ def test_name_of_the_profile_is_in_the_manifest(run):
 
 
 def test_a_run_with_out_is_last_and_is_listed(run):
-    few = ["-m", "pld,sps", "--target", "embedded-1m", "--limit", "1", "--max-new-tokens", "4"]
-    code, out, err = run("run", *few, "--allow-noise", "--threads", "1", "--out", "there/mine")
-    why = "sps needs a draft model, and embedded-1m has no default one"
+    small_args = [
+        "-m",
+        "pld,sps",
+        "--target",
+        "embedded-1m",
+        "--limit",
+        "1",
+        "--max-new-tokens",
+        "4",
+    ]
+    code, out, err = run(
+        "run", *small_args, "--allow-noise", "--threads", "1", "--out", "there/mine"
+    )
+    reason = "sps needs a draft model, and embedded-1m has no default one"
     assert code == 3, "a row could not run, and the others did"
-    assert err.index(f"sps is left out, it cannot run here: {why}") < err.index("warming up")
-    assert f"left out, could not run here: sps: {why}" in out
+    assert err.index(f"sps is left out, it cannot run here: {reason}") < err.index("warming up")
+    assert f"left out, could not run here: sps: {reason}" in out
     assert "error: could not run on this machine, so left out: sps" in err
     assert json.loads(run("list", "runs", "--json")[1])["name"] == "there/mine"
     code, out, _ = run("report", "last")
@@ -245,8 +256,8 @@ def test_an_interrupted_run_prints_its_resume_command_and_can_be_resumed(run, mo
 )  # repeats run in processes without the fixture's small pair
 def test_repeats_in_several_processes_print_one_plan_and_one_summary(capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    few = [*SMALL, "--category", "qa", "--limit", "1"]
-    assert app._run(["run", *few, "--repeats", "2", "--json", "--out", "here"]) == 0
+    small_args = [*SMALL, "--category", "qa", "--limit", "1"]
+    assert app._run(["run", *small_args, "--repeats", "2", "--json", "--out", "here"]) == 0
     events = events_of(capfd.readouterr().out)
     kinds = [event["event"] for event in events]
     assert [kinds.count(kind) for kind in ("plan", "start", "done")] == [1, 1, 1]

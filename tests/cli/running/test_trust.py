@@ -85,17 +85,17 @@ def has_run(folder):
 @pytest.fixture
 def foreign_run(tmp_path, write, monkeypatch):
     """Return a run folder from another machine, with its plug-in inside."""
-    begin(write(tmp_path / "there/evil.py"), tmp_path / "there/run")
-    place = tmp_path / "here"
-    shutil.copytree(tmp_path / "there/run", place)
-    shutil.copy(tmp_path / "there/evil.py", place)
-    change(place, plugins=[str(place / "evil.py")])
+    start_run(write(tmp_path / "there/evil.py"), tmp_path / "there/run")
+    folder = tmp_path / "here"
+    shutil.copytree(tmp_path / "there/run", folder)
+    shutil.copy(tmp_path / "there/evil.py", folder)
+    change(folder, plugins=[str(folder / "evil.py")])
     shutil.rmtree(tmp_path / "cache")
     monkeypatch.setattr(permission, "_permitted", set())
-    return place
+    return folder
 
 
-def begin(plugin, folder):
+def start_run(plugin, folder):
     """Start a run and leave it unfinished."""
     config = RunConfig(methods=["vanilla", {"name": "own"}], plugins=[str(plugin)], **SMALL)
     registry.load_plugin(str(plugin))
@@ -215,7 +215,7 @@ class _Terminal:
 
 
 def test_run_that_the_user_ordered_is_resumed_without_a_question(tmp_path, cli, write):
-    begin(write(tmp_path / "mine.py"), tmp_path / "run")
+    start_run(write(tmp_path / "mine.py"), tmp_path / "run")
     assert cli("run", "--resume", tmp_path / "run")[0] == 0
 
 
@@ -234,19 +234,19 @@ def test_foreign_run_that_sends_an_environment_variable_is_refused(foreign_run, 
     assert (code, "MY_SECRET to be sent to https://127.0.0.1:9" in err) == (2, True)
 
 
-@pytest.mark.parametrize("begun", [True, False])
-def test_foreign_matrix_is_refused(foreign_run, tmp_path, cli, begun):
-    whole = tmp_path / "matrix"
-    whole.mkdir()
-    if begun:
-        shutil.move(foreign_run, whole / "a")
-        foreign_run = whole / "a"
+@pytest.mark.parametrize("is_started", [True, False])
+def test_foreign_matrix_is_refused(foreign_run, tmp_path, cli, is_started):
+    matrix = tmp_path / "matrix"
+    matrix.mkdir()
+    if is_started:
+        shutil.move(foreign_run, matrix / "a")
+        foreign_run = matrix / "a"
     text = (foreign_run / ".resume.json").read_text()
-    (whole / "matrix.json").write_text('{"runs": ["a"]}')
+    (matrix / "matrix.json").write_text('{"runs": ["a"]}')
     order = {"runs": {"a": text.replace(str(tmp_path / "here"), str(foreign_run))}, "sources": {}}
     (foreign_run / ".resume.json").write_text(order["runs"]["a"])
-    (whole / ".matrix.resume.json").write_text(json.dumps(order))
-    code, _, err = cli("run", "--resume", whole)
+    (matrix / ".matrix.resume.json").write_text(json.dumps(order))
+    code, _, err = cli("run", "--resume", matrix)
     assert (code, "have not permitted" in err) == (2, True)
     assert has_run(foreign_run) == ""
 
@@ -254,8 +254,8 @@ def test_foreign_matrix_is_refused(foreign_run, tmp_path, cli, begun):
 def test_foreign_recommendation_is_refused(tmp_path, cli, write):
     from specbench_cli.predict.recommend.journal import FILE, Journal
 
-    place = tmp_path / "picked"
-    plugin = write(place / "evil.py")
+    folder = tmp_path / "picked"
+    plugin = write(folder / "evil.py")
     journal = Journal(
         version="0.1.0",
         created_utc="2026-11-27T00:00:00+00:00",
@@ -267,10 +267,10 @@ def test_foreign_recommendation_is_refused(tmp_path, cli, write):
         search=["mini/qa-001"],
         held_out=["mini/qa-002"],
     )
-    (place / FILE).write_text(journal.model_dump_json(by_alias=True))
-    code, _, err = cli("recommend", "--resume", place)
+    (folder / FILE).write_text(journal.model_dump_json(by_alias=True))
+    code, _, err = cli("recommend", "--resume", folder)
     assert (code, "have not permitted" in err) == (2, True)
-    assert has_run(place) == ""
+    assert has_run(folder) == ""
 
 
 # A `specbench.yaml` in the working folder (an implicit config file)
@@ -401,8 +401,8 @@ def test_server_of_a_config_file_does_not_get_the_key_that_the_user_names(
 def test_a_foreign_run_that_tunes_an_environment_variable_is_refused(foreign_run, cli, monkeypatch):
     monkeypatch.setenv(KEY, "secret")
     server = {"name": "engine:http-vanilla", "params": {"url": URL}}
-    swept = {"engine:http-vanilla": {"key": [KEY]}}
-    without_plugin(foreign_run, methods=[{"name": "vanilla"}, server], sweep=swept, tune=2)
+    sweeps = {"engine:http-vanilla": {"key": [KEY]}}
+    without_plugin(foreign_run, methods=[{"name": "vanilla"}, server], sweep=sweeps, tune=2)
     code, _, err = cli("run", "--resume", foreign_run)
     assert (code, f"{KEY} to be sent to {URL}" in err) == (2, True), err
 

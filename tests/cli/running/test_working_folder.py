@@ -53,7 +53,7 @@ def call(folder, *words):
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("in_foreign_folder")
 def test_audits_in_several_processes_run_no_module_of_the_working_folder(folder, monkeypatch):
     monkeypatch.setattr(runner, "usable_cpus", lambda: 2)
     with pytest.raises(UsageError, match="there is no method"):  # the audit's processes work
@@ -67,7 +67,7 @@ def test_plug_in_s_process_runs_no_module_of_the_working_folder(folder):
     assert (done.returncode, has_run(folder)) == (0, ""), done.stderr
 
 
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("in_foreign_folder")
 def test_process_that_is_spawned_runs_no_module_of_the_working_folder(folder, monkeypatch):
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     context = multiprocessing.get_context("spawn")
@@ -97,7 +97,7 @@ def test_python_m_imports_no_module_of_the_working_folder(folder, name):
 
 
 @pytest.fixture
-def elsewhere(folder, monkeypatch):
+def in_foreign_folder(folder, monkeypatch):
     """Make the folder the working folder, but keep it out of the import path."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each])

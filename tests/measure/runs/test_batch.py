@@ -95,7 +95,7 @@ def test_each_of_several_rates_is_a_pass_of_one_process(specbench):
     assert {process_number(number) for number in by_load.values()} == {1}
     slow, fast = load_rows(outcome.records)
     assert fast.offered_rate == pytest.approx(2 * slow.offered_rate)
-    parts = [each.part for each in outcome.log.said if isinstance(each, PromptProgress)]
+    parts = [each.part for each in outcome.log.events if isinstance(each, PromptProgress)]
     assert dict.fromkeys(parts) == dict.fromkeys(["load poisson:40", "load poisson:80"])
     reading = write_outputs(RunDir.open(outcome.path))
     assert reading.summary.passes == 1

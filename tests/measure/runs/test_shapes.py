@@ -66,10 +66,12 @@ def test_tables_and_reports_are_marked_synthetic(run, synthetic_run, monkeypatch
     assert code == 0, err
     assert {row["synthetic"] for row in rows} == {f"{DRAWN}, acceptance 0.7 imposed"}
     assert f"synthetic: {DRAWN}, acceptance 0.7 imposed" in err
-    code, _, err = run("report", str(synthetic_run), "--to", "html,md,csv,latex", "--out", "told")
+    code, _, err = run(
+        "report", str(synthetic_run), "--to", "html,md,csv,latex", "--out", "formats"
+    )
     assert code == 0, err
     for suffix in ("html", "md", "csv", "tex"):
-        pages = [path.read_text() for path in Path("told").rglob(f"*.{suffix}")]
+        pages = [path.read_text() for path in Path("formats").rglob(f"*.{suffix}")]
         assert any("drawn at random" in text for text in pages), suffix
 
 

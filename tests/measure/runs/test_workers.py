@@ -103,8 +103,8 @@ def test_a_killed_draft_process_ends_only_its_method_and_the_run_can_be_resumed(
     rest = log()
     plan, run_dir = execute.resume_run(run_dir.path, rest)
     execute.measure_run(plan, run_dir, rest, only_pass=1)
-    assert {label for _, _, label, _ in rest.cells} == {"pearl"}
-    assert not before & set(rest.cells)
+    assert {label for _, _, label, _ in rest.record_keys} == {"pearl"}
+    assert not before & set(rest.record_keys)
     assert workers() == []
     records = by_label(run_dir)
     assert len(records["pearl"]) == MANY

@@ -85,7 +85,7 @@ def test_every_method_is_registered_and_every_engine_has_a_version():
 def test_transformers_accepts_the_settings_of_its_commands():
     import transformers
 
-    known = transformers.GenerationConfig().to_dict().keys() | {
+    supported = transformers.GenerationConfig().to_dict().keys() | {
         "assistant_model", "tokenizer", "assistant_tokenizer"
     }  # fmt: skip
     for engine, _, method, form in ALL_COMMANDS:
@@ -93,7 +93,7 @@ def test_transformers_accepts_the_settings_of_its_commands():
             tree = ast.parse(fill_command(engine, method, form).text)
             calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
             named = {word.arg for call in calls for word in call.keywords} - {None}
-            assert named and named <= known
+            assert named and named <= supported
 
 
 def test_an_unsupported_stopping_rule_is_named_in_place_of_a_command():
@@ -127,7 +127,9 @@ def test_openvino_has_the_api_that_its_commands_use():
     for engine, _, method, form in ALL_COMMANDS:
         if engine == "OpenVINO GenAI":
             tree = ast.parse(fill_command(engine, method, form).text)
-            used = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-            of = {node.attr: node.value.id for node in used if isinstance(node.value, ast.Name)}
+            attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+            of = {
+                node.attr: node.value.id for node in attributes if isinstance(node.value, ast.Name)
+            }
             assert all(hasattr(genai, name) for name, owner in of.items() if owner == "ov")
             assert all(hasattr(config, name) for name, owner in of.items() if owner == "config")

@@ -217,14 +217,16 @@ DECISIONS = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "chosen", "why"), DECISIONS)
-def test_a_method_is_recommended_only_if_its_held_out_interval_proves_a_gain(changes, chosen, why):
+@pytest.mark.parametrize(("changes", "chosen", "reason"), DECISIONS)
+def test_a_method_is_recommended_only_if_its_held_out_interval_proves_a_gain(
+    changes, chosen, reason
+):
     row = SimpleNamespace(**{**vars(ROW), **changes})
-    kept = SimpleNamespace(choice=lambda label: SimpleNamespace(name="pld", params={}))
-    confirmed = advice._confirmed_result(kept, row)
+    search_journal = SimpleNamespace(choice=lambda label: SimpleNamespace(name="pld", params={}))
+    confirmed = advice._confirmed_result(search_journal, row)
     assert confirmed["pays"] is chosen
     outcome = SimpleNamespace(best=SimpleNamespace(trials={}))
-    assert why in advice._explain([confirmed], confirmed if chosen else None, outcome)
+    assert reason in advice._explain([confirmed], confirmed if chosen else None, outcome)
 
 
 def load_options(*methods, **more):
@@ -253,22 +255,24 @@ class TestRounds:
         assert sorted(map(sorted, first.waves[:1])) == sorted(map(sorted, other.waves[:1]))
 
     def test_confirmation_prompts_share_no_cluster_with_search_prompts(self):
-        kept = search.create_journal(*load_options("pld"), 10)
-        cluster = {q.prompt_id: q.cluster for q in search.make_plan(kept.config).questions}
-        assert not {cluster[p] for p in kept.search} & {cluster[p] for p in kept.held_out}
+        saved_journal = search.create_journal(*load_options("pld"), 10)
+        cluster = {q.prompt_id: q.cluster for q in search.make_plan(saved_journal.config).questions}
+        assert not {cluster[p] for p in saved_journal.search} & {
+            cluster[p] for p in saved_journal.held_out
+        }
 
     def test_every_prefix_of_the_prompts_is_spread_over_families(self):
-        kept = search.create_journal(*load_options("pld"), 10)
-        family = {q.prompt_id: q.family for q in search.make_plan(kept.config).questions}
-        assert len({family[p] for p in kept.search[:6]}) == 6
+        saved_journal = search.create_journal(*load_options("pld"), 10)
+        family = {q.prompt_id: q.family for q in search.make_plan(saved_journal.config).questions}
+        assert len({family[p] for p in saved_journal.search[:6]}) == 6
 
     def test_all_lossless_methods_that_can_run_are_candidates(self):
-        kept = search.create_journal(*load_options(), 10)
-        methods = {row.name for row in kept.config.methods}
+        saved_journal = search.create_journal(*load_options(), 10)
+        methods = {row.name for row in saved_journal.config.methods}
         assert {"sps", "pld", "staged"} <= methods
-        assert "eagle3" not in methods and "head" in kept.left_out["eagle3"]
+        assert "eagle3" not in methods and "head" in saved_journal.left_out["eagle3"]
         assert not methods & {"typical", "lenient", "hf:assisted", "draft-alone"}
-        assert len(kept.config.methods) <= search.MAX_CANDIDATES + 1
+        assert len(saved_journal.config.methods) <= search.MAX_CANDIDATES + 1
 
     @pytest.mark.parametrize("minutes", [0, -3, 0.1, float("nan")])
     def test_an_invalid_budget_is_refused(self, minutes):
@@ -288,11 +292,13 @@ class TestRounds:
         self, tmp_path, log, monkeypatch
     ):
         machine = self.limit_rounds(monkeypatch)
-        kept = search.create_journal(*load_options("sps", "pld", seed=1, max_new_tokens=6), 10)
+        saved_journal = search.create_journal(
+            *load_options("sps", "pld", seed=1, max_new_tokens=6), 10
+        )
         folder = tmp_path / "here"
-        journal.create(folder, kept)
+        journal.create(folder, saved_journal)
         with pytest.raises(KeyboardInterrupt):
-            search.recommend(kept, folder, log(interrupt_after=9))
+            search.recommend(saved_journal, folder, log(interrupt_after=9))
         done = {path.name: len(list(RunDir.open(path).records())) for path in round_folders(folder)}
         again = journal.Journal.read(folder)
         assert again.rounds["pilot"].seconds is not None
@@ -305,13 +311,13 @@ class TestRounds:
         records = list(RunDir.open(outcome.run).records())
         assert {r.label for r in records} == {"vanilla", *outcome.confirmed}
         assert {r.verdict.kind for r in records} <= {"identical", "reference"}
-        seen = {
+        search_prompts = {
             r.prompt_id
             for path in round_folders(folder)
             if path.name != "confirmation"
             for r in RunDir.open(path).records()
         }
-        assert not seen & {r.prompt_id for r in records}
+        assert not search_prompts & {r.prompt_id for r in records}
         assert machine.limits and all(limit > 0 for limit in machine.limits)
 
     def limit_rounds(self, monkeypatch):
@@ -342,7 +348,7 @@ def round_folders(folder):
 def test_a_nonempty_folder_is_refused(tmp_path):
     (tmp_path / "note").write_text("mine")
     config = RunConfig.model_validate({"methods": ["vanilla"]})
-    kept = journal.Journal(
+    saved_journal = journal.Journal(
         schema=1,
         version="0",
         created_utc="",
@@ -355,7 +361,7 @@ def test_a_nonempty_folder_is_refused(tmp_path):
         held_out=[],
     )
     with pytest.raises(UsageError, match="is not empty"):
-        journal.create(tmp_path, kept)
+        journal.create(tmp_path, saved_journal)
     with pytest.raises(UsageError, match="contains no recommendation"):
         journal.Journal.read(tmp_path)
 

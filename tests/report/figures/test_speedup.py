@@ -31,7 +31,7 @@ def test_bars_are_the_speedups_of_lossless_methods(summary):
     assert [bar.get_width() for bar in bars(speedup.draw(summary))] == [row.speedup for row in rows]
 
 
-def test_bars_of_peers_and_of_vanilla_are_told_apart(summary, check_grey):
+def test_bars_of_vanilla_and_other_engines_differ(summary, check_grey):
     found = bars(speedup.draw(summary))
     rows = [row for row in summary.lossless if row.speedup is not None]
     kinds = {(row.peer, row.label == "vanilla"): bar for row, bar in zip(rows, found, strict=True)}
@@ -57,7 +57,7 @@ def test_run_without_speedups_has_no_figure(synthetic, manifest):
     assert speedup.draw(summary) is None
 
 
-def test_an_interval_that_goes_on_beyond_the_axes_ends_in_an_arrowhead(summary):
+def test_an_interval_that_extends_beyond_the_axes_ends_in_an_arrowhead(summary):
     def heads(made):
         (axes,) = speedup.draw(made).axes
         edge = axes.get_xlim()[1]
@@ -68,7 +68,7 @@ def test_an_interval_that_goes_on_beyond_the_axes_ends_in_an_arrowhead(summary):
     assert len(heads(replace(summary, lossless=tuple(wide)))) == 1
 
 
-def test_a_bars_figure_stands_beyond_what_is_drawn_at_its_foot(summary):
+def test_the_figure_of_a_bar_does_not_overlap_its_base(summary):
     (axes,) = speedup.draw(summary).axes
     assert {text.xy[0] for text in axes.texts if text.get_text().endswith("x")} == {0}
     rows = {row.label: row for row in summary.lossless}
@@ -80,7 +80,7 @@ def test_a_bars_figure_stands_beyond_what_is_drawn_at_its_foot(summary):
 
 
 @pytest.mark.parametrize(("high", "beyond"), [(2.0, True), (100.0, False)])
-def test_no_bars_figure_is_drawn_over_the_column_beside_the_axis(summary, high, beyond):
+def test_the_figure_of_a_bar_does_not_overlap_the_labels(summary, high, beyond):
     rows = {row.label: row for row in summary.lossless}
     rows["sps"] = replace(rows["sps"], speedup=1.01, speedup_low=0.04, speedup_high=high)
     figure = speedup.draw(replace(summary, lossless=tuple(rows.values())))

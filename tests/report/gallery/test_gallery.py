@@ -241,7 +241,7 @@ def test_an_edited_page_is_replaced_only_with_overwrite(make, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["index.html", "runs/a/entry.json"])
-def test_a_pipe_in_a_gallery_is_refused_at_once(make, tmp_path, name):
+def test_a_pipe_in_a_gallery_is_rejected(make, tmp_path, name):
     pipe = tmp_path / "g" / name
     pipe.parent.mkdir(parents=True)
     os.mkfifo(pipe)
@@ -308,7 +308,7 @@ def test_a_run_with_an_unsuitable_manifest_is_rejected(make, tmp_path, facts, ki
     assert not (tmp_path / "g").exists()
 
 
-def test_a_run_with_a_broken_row_is_refused(make, synthetic, tmp_path):
+def test_a_run_with_a_broken_method_is_rejected(make, synthetic, tmp_path):
     bad = synthetic.Fake("bad", length=2, alpha=0.5, verdict="mismatch")
     with pytest.raises(BadAnswer, match="bad is BROKEN: 6 outputs are neither"):
         publish_run(make(fakes=(synthetic.vanilla, bad)), tmp_path / "g")
@@ -320,12 +320,12 @@ def test_a_broken_method_of_another_engine_does_not_reject_the_run(make, synthet
     assert [line.label for line in entry.lines] == ["sps", "vanilla"]
 
 
-def test_void_times_are_refused(make, tmp_path):
+def test_a_run_with_noisy_times_is_rejected(make, tmp_path):
     with pytest.raises(EnvironmentFault, match="6 of 6 times of sps are noisy"):
         publish_run(make(edit=change_records_of("sps", void=True)), tmp_path / "g")
 
 
-def test_a_run_without_records_is_refused(make, tmp_path):
+def test_a_run_without_records_is_rejected(make, tmp_path):
     run = make()
     (run.path / "records.jsonl").unlink()
     with pytest.raises(UsageError, match=r"it has no records\.jsonl"):
@@ -371,13 +371,13 @@ def test_an_unknown_index_page_is_not_overwritten(make, tmp_path):
     assert (tmp_path / "g/index.html").read_text() == "<h1>mine</h1>"
 
 
-def test_a_folder_that_cannot_be_written_is_named(make, tmp_path):
+def test_a_folder_that_cannot_be_written_is_an_error(make, tmp_path):
     (tmp_path / "g").write_text("a file")
     with pytest.raises(UsageError, match="cannot write to"):
         publish_run(make(), tmp_path / "g")
 
 
-def test_a_damaged_entry_names_its_file(make, tmp_path):
+def test_a_damaged_entry_is_an_error_with_its_file(make, tmp_path):
     publish_run(make(), tmp_path / "g")
     file = tmp_path / "g/runs/run/entry.json"
     file.write_text(file.read_text().replace("exact_tokens", "surely"))
@@ -434,9 +434,9 @@ def test_one_rejected_run_prevents_publishing_the_others(make, command):
 def test_json_is_one_object(make, command):
     make()
     code, out, _ = command("run", "--to", "g", "--json")
-    told = json.loads(out)
-    assert (code, told["page"], told["replaced"]) == (0, "g/runs/run/index.html", False)
-    assert told["tasks"] == {"mini": 6}
+    result = json.loads(out)
+    assert (code, result["page"], result["replaced"]) == (0, "g/runs/run/index.html", False)
+    assert result["tasks"] == {"mini": 6}
 
 
 @pytest.mark.parametrize(

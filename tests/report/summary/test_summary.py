@@ -52,7 +52,7 @@ def test_outputs_of_different_workers_are_not_paired(pair, manifest):
     assert _row(summarise(timed, manifest), "sps").speedup == pytest.approx(60 / 30)
 
 
-def test_decode_speedup_leaves_prefill_out(pair, manifest):
+def test_decode_speedup_excludes_prefill(pair, manifest):
     times = {"vanilla": [44, 44, 44, 44], "sps": [24, 24, 24, 24]}
     row = _row(summarise(_with_times(pair, times, prefill=4), manifest), "sps")
     assert row.speedup == pytest.approx(44 / 24)
@@ -271,7 +271,7 @@ def test_failed_output_is_counted_but_not_used(pair, manifest):
     assert row.speedup_note == "sps lost 1 of 4 cells (1 failed)"
 
 
-def test_noise_floor_is_the_far_end_of_a_second_vanilla_row(synthetic, manifest):
+def test_noise_floor_comes_from_the_interval_of_a_second_vanilla(synthetic, manifest):
     again = synthetic.Fake("vanilla#2", method="vanilla", cost=1.01)
     summary = summarise(synthetic.records([synthetic.vanilla, again]), manifest)
     row = _row(summary, "vanilla#2")
@@ -284,14 +284,14 @@ def test_noise_floor_may_come_from_the_manifest_or_be_unknown(synthetic, manifes
     assert summarise(records, manifest | {"aa_noise": 0.02}).noise_floor == 0.02
 
 
-def test_vanilla_over_hf_vanilla_says_how_lean_the_baseline_is(synthetic, manifest):
+def test_summary_has_the_speed_of_vanilla_relative_to_hf_vanilla(synthetic, manifest):
     summary = summarise(synthetic.records(), manifest)
     assert summary.vanilla_ratio == pytest.approx(1 / _row(summary, "hf:vanilla").speedup)
     alone = summarise(synthetic.records([synthetic.vanilla], prompts=2), manifest)
     assert alone.vanilla_ratio is None
 
 
-def test_proof_is_of_the_row_of_ours_that_is_proved_least(synthetic, manifest):
+def test_proof_is_of_the_method_with_the_weakest_bound(synthetic, manifest):
     records = synthetic.records(prompts=48)
     short = [r for r in records if r.label != "pld" or int(r.prompt_id[5:]) < 40]
     row, bound = summarise(short, manifest).proof()
@@ -320,7 +320,7 @@ def test_run_without_records_has_no_rows(manifest):
     assert summary.proof() is None
 
 
-def test_a_speedup_is_shared_by_the_devices_that_a_rows_workers_computed_on(pair, manifest):
+def test_speedup_per_device_is_divided_by_the_devices_of_the_workers(pair, manifest):
     times = {"vanilla": [10, 20, 30, 60], "sps": [10, 10, 10, 30]}
     records = _with_times(pair, times)
     manifest["rows"] = [{"label": "vanilla", "workers": 1}, {"label": "sps", "workers": 2}]
@@ -338,7 +338,7 @@ def test_a_speedup_is_shared_by_the_devices_that_a_rows_workers_computed_on(pair
         assert metrics.PER_DEVICE.when(summary.rows) == (devices == 2)
 
 
-def test_tokens_per_joule_are_told_where_every_output_has_its_energy(pair, manifest):
+def test_tokens_per_joule_need_the_energy_of_every_output(pair, manifest):
     whole = [replace(record, energy_j=0.5) for record in pair]
     row = _row(summarise(whole, manifest), "sps")
     own = [record for record in whole if record.label == "sps"]
@@ -348,7 +348,7 @@ def test_tokens_per_joule_are_told_where_every_output_has_its_energy(pair, manif
     assert _row(summary, "sps").tokens_per_joule is None
 
 
-def test_more_rows_than_can_be_compared_in_pairs_are_refused(pair, manifest):
+def test_more_methods_than_can_be_compared_are_rejected(pair, manifest):
     record = next(iter(pair))
     many = [replace(record, label=f"row {n}") for n in range(129)]
     with pytest.raises(UsageError, match="there are 129 methods, and a table compares 128 at most"):

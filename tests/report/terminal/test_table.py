@@ -298,7 +298,7 @@ def test_run_without_records_prints_its_heading(make_reading, manifest, tmp_path
     assert "speedup" in run_text(summary, Facts.from_manifest(manifest))
 
 
-def test_table_says_where_parameters_come_from_once_some_are_not_the_default(
+def test_table_has_the_source_of_parameters_if_some_are_not_the_default(
     synthetic, manifest, capsys
 ):
     records = synthetic.records([synthetic.vanilla, synthetic.sps], prompts=12)
@@ -381,7 +381,7 @@ def test_every_format_warns_if_rare_questions_decide_a_speedup(make_reading, syn
 
 def test_more_than_three_consecutive_group_letters_are_shortened_to_a_range(make_reading):
     row = make_reading().summary.rows[0]
-    for group_letters, grid in (
+    for group_letters, expected in (
         ("", ""),
         ("ABC", "ABC"),
         ("ABCD", "A-D"),
@@ -389,7 +389,7 @@ def test_more_than_three_consecutive_group_letters_are_shortened_to_a_range(make
         ("yzA'B'C'D'F'", "yzA'-D'F'"),
     ):
         own = replace(row, letters=group_letters)
-        assert metrics.group(own) == metrics.GROUP.format(own) == grid
+        assert metrics.group(own) == metrics.GROUP.format(own) == expected
         assert metrics.GROUP.data["group"](own) == group_letters
 
 
