@@ -1,1 +1,1 @@
-"""Decoding engine: decoders, states, verification and the decoding loop, for all methods."""
+"""Decoding engine: decoders, model states, verification and the decoding loop, for all methods."""

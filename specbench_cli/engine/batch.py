@@ -1,8 +1,9 @@
 """Continuous batching: several requests decoded together, with one target forward per step.
 
-Each request has a session. A slot is the memory for the states of one sequence. When a sequence
-ends, its slot becomes free and a waiting sequence joins. The output of a sequence does not depend
-on the others, because each has its own states, random numbers and noise.
+Each request has a session. A slot is the memory for the model states of one sequence. When a
+sequence ends, its slot becomes free and a waiting sequence joins. The output of one sequence does
+not depend on the other sequences, because each has its own states, random numbers and sampling
+noise.
 """
 
 from __future__ import annotations
@@ -29,24 +30,25 @@ class Batch:
 
     Args:
         size: Maximum number of sequences in a step. Default: all requests.
-        slots: Number of sequences that have states at the same time, at least `size`. Default:
-            `size`. Further requests wait in their order.
-        chunk: Maximum number of prompt tokens that a forward processes in addition to drafts. None
-            means no limit. There is no limit either while no sequence is decoded.
-        arrivals: Arrival time of each request, in seconds after the first `join`, ascending. Empty
-            means that all requests arrive at the beginning.
-        memory: Data that the method keeps between prompts, the same for all sequences.
-        recordings, references: See `Session`, by index of the request.
+        slots: Number of sequences that have model states at the same time, at least `size`.
+            Default: `size`. All further requests wait in their order.
+        chunk: Maximum number of prompt tokens in one target forward, in addition to the draft
+            tokens. None means no limit. The limit does not apply while no sequence is being
+            decoded.
+        arrivals: Arrival time of each request, in ascending order, in seconds after the first call
+            of `join`. Empty means that all requests arrive at the beginning.
+        memory: Data that the method keeps between prompts. All sequences share it.
+        recordings, references: Arguments of the sessions, one for each request; see `Session`.
         session_class: Class of the sessions.
-        clock: Clock for times and waits. Default: the device's.
+        clock: Clock for times and waits. Default: the clock of the target's device.
 
     Attributes:
-        sessions: One session for each request, in their order.
+        sessions: One session for each request, in the order of the requests.
         size: Maximum number of sequences in a step, at most the number of requests.
-        meter: Trace of all forwards. `Forward.rows` has the rows of each sequence.
+        meter: Trace of all forwards. `Forward.rows` lists the rows of each sequence.
         prefill_ns: Time in ns for prefills of the draft model, and for prefills of the target
-            that are not part of a step. `Forward.prompt_places` marks the others.
-        idle_ns: Time in ns during which no arrived request was unfinished.
+            outside the steps. `Forward.prompt_places` marks prompt rows inside the steps.
+        idle_ns: Time in ns during which no request had arrived and was still unfinished.
     """
 
     def __init__(
@@ -103,31 +105,35 @@ class Batch:
 
     @property
     def finished(self) -> bool:
-        """True if all sequences have ended."""
+        """True if all sequences of the batch have ended."""
         return not self._waiting and all(session.finish is not None for session in self._slot_of)
 
     @property
     def active(self) -> list[Session]:
-        """Sequences that have their first token and have not ended, in the order of joining."""
+        """Sequences that have their first token and have not ended, in the order in which they
+        joined.
+        """
         return [each for each in self._slot_of if each.finish is None and _has_first_token(each)]
 
     def has_slot(self, session: Session) -> bool:
-        """Return True if a sequence has joined and still owns its states."""
+        """Return True if a sequence has joined and still has its slot."""
         return session in self._slot_of
 
     def join(self, start: Callable[[Session], object] | None = None) -> list[Session]:
-        """Let waiting sequences join in free slots. Return them.
+        """Let waiting sequences join in free slots. Return the sequences that joined.
 
-        The next `prefill` or `score` reads their prompts.
+        The next call of `prefill` or `score` processes their prompts.
 
         Args:
-            start: Called with each new sequence, for its draft's prefill.
+            start: Function called with the session of each new sequence. It prefills the draft
+                model.
         """
         self.leave()
         n = min(len(self._free_slots), self._count_arrived())
         began = self.meter.clock.now_ns()
         joined = [self._waiting.popleft() for _ in range(n)]
-        # Sequences of similar length get neighbouring slots, so that they share attention calls.
+        # Sequences of similar length get neighbouring slots, so that one attention call can process
+        # several of them.
         slots = sorted(self._free_slots)[:n]
         by_length = sorted(joined, key=lambda session: len(session.tokens()))
         slot_by_session = dict(zip(by_length, slots, strict=True))
@@ -142,7 +148,7 @@ class Batch:
         return joined
 
     def leave(self) -> None:
-        """Free the slots and state memory of sequences that have ended."""
+        """Free the slots and the state memory of sequences that have ended."""
         for session in [each for each in self._slot_of if each.finish is not None]:
             self._free_slots.append(self._slot_of.pop(session))
             self._allocators.pop(session).release()
@@ -168,7 +174,7 @@ class Batch:
         return bisect_right(arrival_times, now_ns - self._first_ns)
 
     def prefill(self) -> None:
-        """Prefill new sequences in one target forward, and commit their first tokens."""
+        """Prefill the new sequences in one target forward, and commit the first token of each."""
         began = self.meter.clock.now_ns()
         if prompts := self._select_prompts(None):
             self._run_forward((), prompts)
@@ -178,30 +184,32 @@ class Batch:
     # ---- a step ---------------------------------------------------------------------------------
 
     def score(self, drafts: Sequence[tuple[Session, Draft]]) -> list[Tensor]:
-        """Run one target forward over drafts, and over the next prompt tokens of new sequences.
+        """Run one target forward over all drafts, and over the next prompt tokens of new sequences.
 
-        Commits the first token of each sequence whose prompt is complete.
+        If a prompt is complete, commit the first token of its sequence.
 
         Returns:
-            Logits [m + 1, V] for each draft, as from `Session.score`.
+            Logits [m + 1, V] for each draft of m tokens: for the root and each draft token.
 
         Raises:
-            MethodFault: a draft is malformed.
+            MethodFault: A draft is malformed.
         """
         return self._run_forward(drafts, self._select_prompts(self._chunk))
 
     def forwards(self) -> Sequence[Forward]:
-        """Return the forwards since the last call. They belong to the current step."""
+        """Return the forwards since the last call of this function. They belong to the current
+        step.
+        """
         first, self._num_reported = self._num_reported, len(self.meter.forwards)
         return self.meter.forwards[first:]
 
     def _select_prompts(self, max_tokens: int | None) -> list[tuple[Session, int]]:
         """Return how many prompt tokens of each new sequence the next forward processes.
 
-        Sequences that joined first come first.
+        Sequences that joined earlier come first.
 
         Args:
-            max_tokens: Maximum number of tokens. None means no limit.
+            max_tokens: Maximum number of prompt tokens in total. None means no limit.
         """
         found = []
         for session in self._slot_of:

@@ -1,4 +1,4 @@
-"""Checks of a draft, before anything is computed from it."""
+"""Checks of a draft, made before the engine computes anything from the draft."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from specbench_cli.errors import MethodFault
 class DraftValidator:
     """Validation of a session's drafts before the target scores them.
 
-    Drafts that the session built itself are trusted. The ids and distributions of all other drafts
-    are checked, which waits for the device.
+    The validator trusts drafts that the session built itself. It checks the ids and distributions
+    of all other drafts, which requires a device sync.
 
     Args:
         text: The text that the draft continues.
-        chooser: The decoding rule and the target's vocabulary.
+        chooser: The object that knows the decoding rule and the target's vocabulary.
 
     Attributes:
         slack: Number of nodes that a draft may have beyond the remaining token budget. The target's
             state has space for them (`Session.reserve`).
-        picks: Draft tokens of `Session.pick` since the last check.
+        picks: Draft tokens that `Session.pick` returned since the last check.
     """
 
     def __init__(self, text: Text, chooser: Chooser) -> None:
@@ -37,18 +37,22 @@ class DraftValidator:
         self.picks: list[Pick] = []
         self._text, self._chooser = text, chooser
         self._trusted: Draft | None = None
-        # See `set_chain`: text length, draft tokens, and the root with the draft tokens.
+        # Set by `set_chain`: the text length, the draft tokens, and a tensor of the root and the
+        # draft tokens.
         self._line: tuple[int, Tensor, Tensor] | None = None
 
     def trust(self, draft: Draft) -> Draft:
-        """Mark the ids and distributions of a draft as valid, and return the draft."""
+        """Mark the ids and distributions of a draft as valid, so that no check is needed. Return
+        the draft.
+        """
         self._trusted = draft
         return draft
 
     def set_chain(self, line: Tensor) -> Tensor:
-        """Return the draft tokens [m] of a tensor [m + 1] that begins with the root.
+        """Return the draft tokens [m] of a tensor [m + 1]. Its first element is the root.
 
-        `input_with_root` then uses the tensor as the input of the target, without a copy.
+        The root is the last committed token. `input_with_root` then uses the whole tensor as the
+        target's input, without a copy.
         """
         tokens = line[1:]
         self._line = len(self._text.tokens), tokens, line
@@ -57,7 +61,7 @@ class DraftValidator:
     def check(self, draft: Draft) -> None:
         """Raise MethodFault if a draft is malformed.
 
-        The message names the step, the field and what is allowed.
+        The error message names the step, the invalid field and the allowed values.
         """
         self.run(check_draft, draft)
         if not self._is_trusted(draft):
@@ -67,7 +71,12 @@ class DraftValidator:
         self.picks.clear()
 
     def input_with_root(self, draft: Draft, state_length: int) -> Tokens:
-        """Return the pending tokens of a state with `state_length` rows, then the draft, [1, n]."""
+        """Return the target's next input, [1, n]: the pending tokens, then the draft tokens.
+
+        Args:
+            state_length: Number of rows in the target's state. All later tokens of the text are
+                pending.
+        """
         text_length, tokens, line = self._line or (0, None, draft.tokens)
         if tokens is draft.tokens and text_length == len(self._text.tokens) == state_length + 1:
             return Tokens(line[None])
@@ -75,11 +84,13 @@ class DraftValidator:
         return Tokens(torch.cat((pending.ids, draft.tokens[None]), 1)) if draft.nodes else pending
 
     def inspect(self, draft: Draft) -> None:
-        """Raise MethodFault if a draft or its values are invalid. Waits for the device."""
+        """Raise MethodFault if a draft is malformed or its values are invalid. Waits for the
+        device.
+        """
         self.run(inspect_values, draft, self._bounds(), self._chooser.sampling.rule)
 
     def run(self, check: Callable[..., object], *args: object) -> None:
-        """Run a check of a draft. Add the number of the step to its error."""
+        """Run a check of a draft. If it fails, add the number of the step to the error."""
         try:
             check(*args)
         except MethodFault as fault:
@@ -106,12 +117,12 @@ The rounding error of a float32 sum over 100,000 tokens is far smaller."""
 
 @dataclass(frozen=True, slots=True)
 class DraftBounds:
-    """Limits of a draft.
+    """Limits that a draft must not exceed.
 
     vocab: Vocabulary size of the target.
-    levels: Maximum number of levels, from the remaining token budget.
-    nodes: Maximum number of nodes, from the capacity of the target's state.
-    device: Device of the draft.
+    levels: Maximum number of tree levels, from the remaining token budget.
+    nodes: Maximum number of tree nodes, from the capacity of the target's state.
+    device: Device that the draft's tensors must be on.
     """
 
     vocab: int
@@ -121,9 +132,10 @@ class DraftBounds:
 
 
 def inspect_values(draft: Draft, bounds: DraftBounds, rule: Rule) -> None:
-    """Raise MethodFault unless a draft can be scored and verified under a rule.
+    """Raise MethodFault unless the target can score and verify a draft under a decoding rule.
 
-    Waits for the device. Distributions are checked only under rules that draw tokens.
+    Waits for the device. Draft distributions are checked only under decoding rules that draw random
+    tokens.
     """
     tokens = draft.tokens
     if (
@@ -157,10 +169,10 @@ def check_draft(draft: object) -> None:
 
 
 def check_structure(draft: Draft, bounds: DraftBounds, rule: Rule) -> Tree | None:
-    """Check a draft without reading its ids and distributions, so without a device sync.
+    """Check a draft without reading its ids and distributions. This needs no device sync.
 
     Raises:
-        MethodFault: the draft is malformed.
+        MethodFault: The draft is malformed.
     """
     tree = None if draft.parents is None else _check_tree(draft)
     check_levels(draft.nodes if tree is None else tree.levels, bounds.levels)
@@ -176,7 +188,7 @@ def check_structure(draft: Draft, bounds: DraftBounds, rule: Rule) -> Tree | Non
 
 
 def check_ids(ids: Sequence[int], vocab: int) -> None:
-    """Raise MethodFault unless all ids are in the vocabulary."""
+    """Raise MethodFault unless all token ids are in the vocabulary."""
     if ids and (min(ids) < 0 or max(ids) >= vocab):
         node = next(at for at, token in enumerate(ids) if not 0 <= token < vocab)
         raise draft_fault(
@@ -185,7 +197,7 @@ def check_ids(ids: Sequence[int], vocab: int) -> None:
 
 
 def check_levels(levels: int, allowed: int) -> None:
-    """Raise MethodFault if a draft has more levels than the remaining token budget."""
+    """Raise MethodFault if a draft has more tree levels than the remaining token budget allows."""
     if levels > allowed:
         raise draft_fault(
             "tokens",
@@ -195,13 +207,15 @@ def check_levels(levels: int, allowed: int) -> None:
 
 
 def check_shape(q: Tensor, shape: tuple[int, int]) -> None:
-    """Raise MethodFault unless q has a distribution for each node."""
+    """Raise MethodFault unless the draft distributions q have one row for each node."""
     if not _is_probs(q, shape):
         raise draft_fault("q", f"{_describe(q)}; must be {list(shape)} of float32")
 
 
 def check_rows(draft: Draft, rows: int) -> None:
-    """Raise MethodFault unless each node has a row. A chain may lack its last node's row."""
+    """Raise MethodFault unless each draft node has a row of q. The last node of a chain may have
+    none.
+    """
     if rows != draft.nodes or draft.parents is not None or not rows:
         raise draft_fault(
             "tokens", f"{draft.nodes} nodes cannot be verified by {rows} rows of logits"
@@ -209,7 +223,7 @@ def check_rows(draft: Draft, rows: int) -> None:
 
 
 def draft_fault(field: str, what: str, hint: str | None = None) -> MethodFault:
-    """Return an error about a field of a draft."""
+    """Return an error message about one field of a draft, as a `MethodFault`."""
     return MethodFault(f"draft.{field}: {what}", hint)
 
 
@@ -270,7 +284,8 @@ def _check_q(q: Tensor, draft: Draft, bounds: DraftBounds) -> None:
             ~q.isfinite().all(-1),
             (q < 0).any(-1),
             (q.sum(-1) - 1).abs() > TOLERANCE,
-            # Draws without replacement may include tokens with q = 0: see `siblings`.
+            # If draw_mode is not "independent", a token may have q = 0. Draws without replacement
+            # can include such tokens.
             (own_probs <= 0) & (draft.draw_mode == "independent"),
         )
     )

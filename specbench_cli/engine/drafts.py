@@ -1,4 +1,4 @@
-"""Construction of drafts: chains and trees of tokens that a method chose or drew."""
+"""Construction of drafts: chains and trees of tokens that a method chose or drew at random."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specbench_cli.former_names import renamed_members
 
 @renamed_members(drawn="chain_of_picks", ranked="candidate_lists")
 class DraftBuilder(SessionView):
-    """Base class of `Session` with the methods that build drafts."""
+    """Base class of `Session` that contains the functions for building drafts."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -32,15 +32,15 @@ class DraftBuilder(SessionView):
     # ---- drafts ---------------------------------------------------------------------------------
 
     def chain(self, ids: Sequence[int] | Tensor, q: Tensor | None = None) -> Draft:
-        """Return a chain of tokens.
+        """Return a chain of draft tokens.
 
         Args:
-            ids: As for `tree`.
-            q: [m, V], the distributions that the tokens were drawn from. None if they were not
+            ids: Token ids of the m tokens, as a list or an int64 tensor [m].
+            q: Distributions [m, V] that the m tokens were drawn from. None if the tokens were not
                 drawn.
 
         Raises:
-            MethodFault: an id is outside the target's vocabulary, or q has another shape.
+            MethodFault: An id is outside the target's vocabulary, or q has a wrong shape.
         """
         draft = Draft(self._tokens(ids))
         if q is not None and self._chooser.sampling.draws:
@@ -55,18 +55,19 @@ class DraftBuilder(SessionView):
         distributions: Sequence[Tensor] = (),
         how: DrawMode = "without_replacement",
     ) -> Draft:
-        """Return a tree of tokens. `parents` is as in `Draft`.
+        """Return a tree of draft tokens. The argument `parents` has the form that `Draft`
+        describes.
 
         Args:
-            ids: Ids of the m nodes. A tensor [m] int64 on a GPU is not checked, because that needs
-                a sync. It must come from `branch` or `candidates`.
-            distributions: Tensors [V] or [r, V] that are concatenated to [m, V]: for each node, the
-                distribution of the first draw among its siblings. Empty if the nodes were not
-                drawn.
+            ids: Ids of the m nodes. A tensor [m] int64 on a GPU is not checked, because the check
+                would need a device sync. Such a tensor must come from `branch` or `candidates`.
+            distributions: Tensors [V] or [r, V], which are concatenated to [m, V]. Row i is the
+                distribution from which the first child among the siblings of node i was drawn.
+                Empty if the nodes were not drawn.
             how: How the nodes were drawn.
 
         Raises:
-            MethodFault: an id is outside the target's vocabulary.
+            MethodFault: An id is outside the target's vocabulary.
         """
         draft = self._validator.trust(Draft(self._tokens(ids), parents))
         return (
@@ -76,7 +77,7 @@ class DraftBuilder(SessionView):
         )
 
     def chain_of_picks(self, picks: Sequence[Pick]) -> Draft:
-        """Return the chain of tokens from consecutive calls of `pick`."""
+        """Return the chain of the tokens that consecutive calls of `pick` returned."""
         if not picks:
             return self.chain(())
         checks = self._validator
@@ -97,15 +98,16 @@ class DraftBuilder(SessionView):
     # ---- the tokens of drafts -------------------------------------------------------------------
 
     def pick(self, out: ModelOutput, ahead: int = 0) -> Pick:
-        """Choose or draw a draft token from the last row of a draft model's logits.
+        """Choose or draw one draft token from the last row of a draft model's logits.
 
         Args:
-            out: Output of a draft model with the target's vocabulary, except for padding.
-            ahead: Number of draft tokens between the last committed token and this one.
+            out: Output of a draft model. Its vocabulary is the target's vocabulary, except for
+                padding.
+            ahead: Number of draft tokens between the last committed token and this token.
 
         Returns:
-            (token, q): [1] int64, and [1, V] if verification needs the draft distribution, else
-                None.
+            A pair (token, q). token is [1] int64. q is the draft distribution [1, V] if
+            verification needs it, otherwise None.
         """
         rows = self._process(cast(Tensor, out.logits)[:, -1], ahead)
         pick = self._chooser.pick(rows, self._text.position + ahead)
@@ -117,35 +119,35 @@ class DraftBuilder(SessionView):
     ) -> tuple[Tensor, Tensor | None]:
         """Choose or draw the children of draft nodes of one level.
 
-        Under rejection sampling, `how` selects the draw: "independent" and "without_replacement"
-        draw from the draft's distribution, "deterministic" takes the most likely tokens. Greedy and
-        coupled decoding take the tokens with the best scores.
+        Rejection sampling uses `how`. "independent" and "without_replacement" draw from the draft
+        distribution, and "deterministic" takes the most likely tokens. Greedy decoding and coupled
+        sampling ignore `how` and take the tokens with the best scores.
 
         Args:
-            rows: [r, V'] logits of a draft model at the r nodes.
-            width: Number of children of each node, best first.
+            rows: Logits [r, V'] of a draft model at the r nodes.
+            width: Number of children of each node, sorted from best to worst.
             ahead: Number of draft tokens between the last committed token and the children.
 
         Returns:
-            (tokens, q): [r, width] int64, and [r, V] if verification needs the draft distribution,
-                else None.
+            A pair (tokens, q). tokens is [r, width] int64. q is the draft distribution [r, V] if
+            verification needs it, otherwise None.
         """
         return self._chooser.branch(rows, width, self._text.position + ahead, how)
 
     def candidates(
         self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
     ) -> tuple[Tensor, Tensor]:
-        """Return the most likely children of draft nodes, and their log-probabilities.
+        """Return the most likely children of draft nodes, and the children's log-probabilities.
 
         Args:
-            rows: [r, V'] logits of a draft model at the r nodes.
-            width: Number of children of each node, best first.
-            ahead: Number of draft tokens between the last committed token and the children, for
-                each node or the same for all.
+            rows: Logits [r, V'] of a draft model at the r nodes.
+            width: Number of children of each node, sorted from best to worst.
+            ahead: Number of draft tokens between the last committed token and the children. One
+                number for all nodes, or one per node.
 
         Returns:
-            (tokens, values), [r, width] each: int64 ids, and the log-softmax of the decision scores
-            (`scores`).
+            A pair (tokens, values) of tensors [r, width]. tokens are int64 ids. values are the
+            log-softmax of the scores by which the decoding rule chooses tokens (`scores`).
         """
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
         return self._chooser.candidates(rows, width, self._text.position, depths)
@@ -153,14 +155,16 @@ class DraftBuilder(SessionView):
     def candidate_lists(
         self, rows: Tensor, width: int, *, ahead: int | Sequence[int] = 0
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """Return `candidates` as lists. Waits for the device."""
+        """Return the result of `candidates` as lists. Waits for the device."""
         depths = [ahead] * rows.shape[0] if isinstance(ahead, int) else ahead
         return self._chooser.candidate_lists(rows, width, self._text.position, depths)
 
     # ---- helpers --------------------------------------------------------------------------------
 
     def _process(self, rows: Tensor, ahead: int) -> Tensor:
-        """Apply the run's logits processor to logits [1, V] that follow the last `ahead` picks."""
+        """Apply the run's logits processor to logits [1, V] that follow the last `ahead` draft
+        tokens.
+        """
         picks = self._validator.picks
         if self._processing is None or ahead > len(picks):
             return rows
@@ -169,7 +173,8 @@ class DraftBuilder(SessionView):
         return self._processing.process_draft(self._chooser.align(rows), self._text.output, path)
 
     def _tokens(self, ids: Sequence[int] | Tensor) -> Tensor:
-        """Return ids [m] on the device, checked unless that needs a sync."""
+        """Return ids [m] as a tensor on the device. Check them unless the check would
+        need a sync."""
         text = self._text
         if isinstance(ids, Tensor):
             if not host.is_on_host(ids.device):

@@ -1,4 +1,7 @@
-"""Cost of a forward: its properties, and the function that returns its time in nanoseconds."""
+"""Cost of a forward: the properties that determine it, and the function that returns the time.
+
+Times are in nanoseconds.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from typing import NamedTuple
 
 
 class SequenceRows(NamedTuple):
-    """The rows of one sequence in a forward.
+    """The rows of one sequence in a forward. A row is one token.
 
     Attributes:
         new: Number of rows that the forward computes.
-        before: Number of rows in the model's state before them.
+        before: Number of rows that the model's state contained before the forward.
         prompt: True if the new rows belong to the prompt.
     """
 
@@ -26,11 +29,11 @@ class ForwardWork:
     """Properties of a forward that its cost depends on.
 
     Attributes:
-        model: "target", "draft", or the kind of a head.
+        model: Which model runs: "target", "draft", or the kind of a draft head.
         rows: Rows of each sequence.
-        tree: Whether the forward verifies a tree, not a chain.
-        warm: Whether the previous forward on the same worker also ran the target, so that its
-            weights are still in the caches.
+        tree: True if the forward verifies a draft tree, False if it verifies a chain.
+        warm: True if the previous forward on the same worker also ran the target. The target's
+            weights are then still in the CPU caches.
         share: Share of the model's weights that the forward reads.
     """
 

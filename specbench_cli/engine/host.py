@@ -1,10 +1,11 @@
 """Transfers between a device and the host, with few torch calls and few device syncs.
 
-A forward fills the CPU's caches with weights, so a torch call after it takes several times as long
-as in a loop that only makes such calls. Small computations are therefore done in plain Python.
+A forward fills the CPU caches with weights. A torch call right after a forward is therefore several
+times slower than the same call in a loop without forwards. So small computations are done in plain
+Python.
 
-All device syncs of a step happen in `wait`, so that tests can count them. `send` copies to a device
-without a sync (docs/explanations/devices.md).
+All device syncs of a step happen in the function `wait`, so that tests can count them. `send`
+copies to a device without a sync (docs/explanations/devices.md).
 """
 
 from __future__ import annotations
@@ -24,42 +25,47 @@ Ids = list[int] | Tensor
 
 
 def is_on_host(device: torch.device) -> bool:
-    """Return True if the host can read tensors of a device without a sync."""
+    """Return True if the host can read tensors of this device without a sync."""
     return device.type == "cpu"
 
 
 def wait(tensor: Tensor) -> Any:
-    """Return the numbers of a tensor on another device. All syncs of a step happen here."""
+    """Return the numbers of a tensor on a device other than the host. All syncs of a step happen
+    here.
+    """
     return tensor.tolist()
 
 
 def numbers(tensor: Tensor) -> Any:
-    """Return a tensor's numbers as nested lists, with one sync."""
+    """Return the numbers of a tensor as nested lists, with at most one device sync."""
     return tensor.tolist() if is_on_host(tensor.device) else wait(tensor)
 
 
 def number(tensor: Tensor) -> Any:
-    """Return the number in a tensor of one element, with one sync."""
+    """Return the number in a tensor of one element, with at most one device sync."""
     return tensor.item() if is_on_host(tensor.device) else wait(tensor.reshape(()))
 
 
 def lists(*tensors: Tensor) -> list[list[Any]]:
-    """Return the numbers of one-dimensional tensors on one device, with one sync."""
+    """Return the numbers of one-dimensional tensors on one device, with at most one device sync."""
     if len(tensors) == 1 or is_on_host(tensors[0].device):
         return [numbers(tensor) for tensor in tensors]
     return read_together(*tensors)
 
 
 def to_numbers(*tensors: Tensor) -> list[Any]:
-    """Return the number in each of several one-element tensors on one device, with one sync."""
+    """Return the numbers of several one-element tensors on one device, with at most one device
+    sync.
+    """
     if is_on_host(tensors[0].device):
         return [tensor.item() for tensor in tensors]
     return [found for (found,) in read_together(*(tensor.reshape(1) for tensor in tensors))]
 
 
 def read_together(*tensors: Tensor) -> list[list[Any]]:
-    """Return the numbers of one-dimensional tensors on another device, with a single transfer."""
-    # float64 represents float32 numbers, and integers up to 2**53, exactly.
+    """Return the numbers of one-dimensional tensors on a GPU, with a single transfer
+    to the host."""
+    # float64 represents float32 numbers and integers up to 2**53 without rounding.
     flat = numbers(torch.cat([tensor.double() for tensor in tensors]))
     found, end = [], 0
     for tensor in tensors:
@@ -82,7 +88,7 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def concatenate(parts: Sequence[Ids]) -> Ids:
-    """Concatenate the ids of several parts."""
+    """Concatenate several lists or several tensors of token ids."""
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if tensors:
         return torch.cat(tensors)
@@ -91,7 +97,8 @@ def concatenate(parts: Sequence[Ids]) -> Ids:
 
 @lru_cache(maxsize=1024)
 def cached_ids(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the tensor of `ids`, from a cache. Do not change the tensor."""
+    """Return the tensor that `ids` would create, from a cache. Callers must not
+    change the tensor."""
     return ids(values, device)
 
 
@@ -104,14 +111,20 @@ def take(values: Ids, at: tuple[int, ...]) -> Ids: ...
 
 
 def take(values: Ids, at: tuple[int, ...]) -> Ids:
-    """Return the ids, or rows of a tensor, at some indices. The tensor of indices is cached."""
+    """Return the elements of a list, or the rows of a tensor, at some indices.
+
+    The function caches the tensor of the indices.
+    """
     if isinstance(values, Tensor):
         return values.index_select(0, cached_ids(at, values.device))
     return [values[place] for place in at]
 
 
 def interleave(parts: Sequence[Ids]) -> Ids:
-    """Return the ids of parts of equal length: the first of each, the second of each, and so on."""
+    """Return the first element of each part, then the second of each part, and so on.
+
+    All parts have the same length.
+    """
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if tensors:
         return torch.stack(tensors, 1).flatten()

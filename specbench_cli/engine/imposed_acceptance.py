@@ -1,7 +1,8 @@
-"""Imposed acceptance: forwards run as usual, then their logits are replaced.
+"""Imposed acceptance: each forward runs as usual, then its logits are replaced.
 
-The new logits make verification accept draft tokens at a rate that the user sets (`--acceptance`).
-It is for benchmarks of models with random weights, whose draft tokens would never be accepted.
+With the new logits, verification accepts draft tokens at a rate that the user sets
+(`--acceptance`). This is for benchmarks of models with random weights. Without it, their draft
+tokens would never be accepted.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ The gap is so large that the distribution is one-hot at any temperature."""
 
 
 class _ImposedAcceptance(Decoder):
-    """Mixin for decoder classes. It replaces the logits of each forward; see
-    `impose_acceptance`."""
+    """Mixin for decoder classes that replaces the logits of each forward.
+
+    See the function `impose_acceptance`.
+    """
 
     imposed: tuple[float, int]
 
     @torch.inference_mode()
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See `Decoder`."""
+        """Run a forward, then replace its logits."""
         (b, n), seqs = model_input.shape, model_input.seqs
         begin = [model_input.state.position(seq) for seq in (range(b) if seqs is None else seqs)]
         out = super().execute(model_input)
@@ -55,7 +58,7 @@ class _ImposedAcceptance(Decoder):
     def forward_batch(
         self, parts: Sequence[ModelInput], *, captured_layers: Sequence[int] = ()
     ) -> list[ModelOutput]:
-        """See `Decoder`."""
+        """Run a forward over several sequences, then replace its logits."""
         begin = [part.state.position() for part in parts]
         outs = super().forward_batch(parts, captured_layers=captured_layers)
         for part, at, out in zip(parts, begin, outs, strict=True):
@@ -67,13 +70,15 @@ class _ImposedAcceptance(Decoder):
         return outs
 
     def exit_logits(self, rows: Tensor) -> Tensor:
-        """Raise MethodFault: new logits depend on token ids, which are not known here."""
+        """Raise MethodFault. The new logits depend on token ids, which are unknown at an early
+        exit.
+        """
         raise _unsupported_input(self.name)
 
     def _set_logits(
         self, logits: Tensor, x: Any, positions: Tensor, rows: Tensor, runs_all_layers: bool
     ) -> None:
-        """Replace the logits [b, r, V] of the input's rows [r]."""
+        """Replace the logits [b, r, V] that belong to the rows [r] of the input."""
         if type(x) is not Tokens:
             raise _unsupported_input(self.name)
         chance, size = self.imposed
@@ -97,15 +102,17 @@ class _ImposedAcceptance(Decoder):
 def impose_acceptance(decoder: Decoder, chance: float, vocabulary: int) -> Decoder:
     """Impose an acceptance rate on a decoder. Change its class in place, and return it.
 
-    A hash of the last token and its position determines the next token, the right one. The target
-    always predicts it. A draft model ranks it r-th, counted from 0, with probability
-    chance * (1 - chance)^r. A hash of the same token and position draws this rank. So the draft
-    model's first choice is accepted with probability `chance`, and each further sibling in a tree
-    with the same share of the rest. A part of the target behaves like a draft model.
+    A hash of the last token and its position determines the "right" next token. The target always
+    predicts the right token. A draft model ranks the right token r-th with probability chance * (1
+    - chance)^r, where r starts at 0. Another hash of the same token and position draws r. So the
+    target accepts the draft model's first choice with probability `chance`. In a tree, it accepts
+    each further sibling with probability `chance` if all siblings before it were rejected. A draft
+    model that consists of some target layers behaves like any other draft model.
 
     Args:
-        decoder: If its name is "target", it verifies. All other decoders draft.
-        chance: Acceptance probability of a first choice.
+        decoder: The decoder to change. It verifies if its name is "target". All other decoders
+            draft.
+        chance: Acceptance probability of the draft model's first choice.
         vocabulary: Smallest vocabulary size of the run's models.
     """
     if vocabulary <= NUM_CHOICES:
@@ -129,7 +136,7 @@ def _unsupported_input(name: str) -> MethodFault:
 
 
 def _hash_ids(ids: Tensor, positions: Tensor, salt: int) -> Tensor:
-    """Return 31-bit hashes of token ids and positions. The int64 arithmetic wraps."""
+    """Return 31-bit hashes of token ids and positions. int64 overflow is intended here."""
     z = ids * 6364136223846793005 + positions * 1442695040888963407 + salt * 2862933555777941757
     for shift in (31, 29):
         z = (z ^ (z >> shift)) * 7046029254386353131

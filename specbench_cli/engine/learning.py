@@ -1,4 +1,4 @@
-"""Learning between requests: trainable copies of models, and a method's memory.
+"""Learning between requests: trainable copies of models, and the memory of a method.
 
 A method may change weights only in `Method.learn`, between two requests. So each request is decoded
 with one version of the weights. The method trains its own copies of models, because other methods
@@ -26,18 +26,18 @@ from specbench_cli.former_names import renamed_members
 
 
 def make_trainable(source: Any, shared: Iterable[Decoder]) -> Any:
-    """Return a copy of a model whose weights are parameters of its `module`.
+    """Return a copy of a model. The weights of the copy are parameters of its `module`.
 
     A model that computes with the weights of its `module` is copied. Any other model must have a
-    method `trainable()`, which returns the copy. If the copy does not compute with its `module`, it
-    has a method `publish()` that takes over the new weights.
+    function `trainable()` that returns the copy. If this copy does not compute with its `module`,
+    it must also have a function `publish()`, which takes over new weights from `module`.
 
     Args:
         source: A decoder or a trained module.
-        shared: The run's decoders. If the source has references to them, these stay the same.
+        shared: Decoders of the run. They are not copied, even if the source refers to them.
 
     Raises:
-        MethodFault: the model has no torch module.
+        MethodFault: The model has no torch module.
     """
     from specbench_cli.engine.models.fused import FusedDecoder
     from specbench_cli.engine.models.load import FusedCopy  # imports transformers, which is slow
@@ -58,7 +58,7 @@ def make_trainable(source: Any, shared: Iterable[Decoder]) -> Any:
 
 
 def count_calls(made: Any) -> int:
-    """Return how often the module of a copy was called."""
+    """Return how often the torch module of a trainable copy was called."""
     return int(made.module.__dict__.get("called", 0))
 
 
@@ -68,7 +68,7 @@ def _count_call(module: nn.Module, _: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MemorySnapshot:
-    """Copy of the contents of a `Memory`."""
+    """Copy of the contents of a `Memory` at one time."""
 
     kept: Mapping[str, Any]
     weights: Mapping[Hashable, Mapping[str, Tensor]]
@@ -76,10 +76,10 @@ class MemorySnapshot:
 
 
 class Memory(dict[str, Any]):
-    """Data that a method keeps between the prompts of a repeat.
+    """Data that a method keeps between the prompts of one repeat.
 
-    It is a dict that the method fills. It also has the method's trainable copies. A copy stays the
-    same object while its weights change, so an optimizer in the dict stays valid.
+    It is a dict that the method fills. It also stores the method's trainable copies of models. A
+    copy stays the same object while its weights change, so an optimizer in the dict stays valid.
 
     Attributes:
         version: Number of times the method has learned.
@@ -93,7 +93,7 @@ class Memory(dict[str, Any]):
         self._published_versions: dict[Hashable, tuple[tuple[str, int], ...]] = {}
 
     def get_copy(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the trainable copy with this name. It is created at first use."""
+        """Return the trainable copy with this name. Create it with `make` at first use."""
         if name not in self._copies:
             self._copies[name], self._make[name] = make(), make
             self._published_versions[name] = _weight_versions(self._copies[name])
@@ -101,11 +101,11 @@ class Memory(dict[str, Any]):
 
     @property
     def copies(self) -> tuple[Any, ...]:
-        """The copies created so far."""
+        """The trainable copies created so far."""
         return tuple(self._copies.values())
 
     def save(self) -> MemorySnapshot:
-        """Return a snapshot for `restore`."""
+        """Return a snapshot of the contents, for `restore`."""
         weights = {
             name: {key: tensor.clone() for key, tensor in made.module.state_dict().items()}
             for name, made in self._copies.items()
@@ -113,7 +113,9 @@ class Memory(dict[str, Any]):
         return MemorySnapshot(self._copy_items(self), weights, self.version)
 
     def restore(self, saved: MemorySnapshot) -> None:
-        """Restore a snapshot. Copies that were created after it get their initial weights."""
+        """Restore a snapshot. Trainable copies created after the snapshot get their initial
+        weights.
+        """
         self.clear()
         self.update(self._copy_items(saved.kept))
         self.version = saved.version
@@ -125,7 +127,9 @@ class Memory(dict[str, Any]):
         self.publish()
 
     def check(self) -> None:
-        """Raise MethodFault if weights have changed since they were last published."""
+        """Raise MethodFault if the weights of a trainable copy have changed since the last
+        `publish`.
+        """
         for name, made in self._copies.items():
             if _weight_versions(made) != self._published_versions[name]:
                 raise MethodFault(
@@ -134,7 +138,7 @@ class Memory(dict[str, Any]):
                 )
 
     def publish(self) -> None:
-        """Let the copies draft with the current weights of their modules."""
+        """Let the trainable copies use the current weights of their modules for drafting."""
         for name, made in self._copies.items():
             if hasattr(made, "publish"):
                 with torch.no_grad():
@@ -143,7 +147,9 @@ class Memory(dict[str, Any]):
             self._published_versions[name] = _weight_versions(made)
 
     def _copy_items(self, items: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a deep copy of the items, with references to the same copies and parameters."""
+        """Return a deep copy of the items. Trainable copies and their parameters are not
+        duplicated.
+        """
         fixed = [*self._copies.values(), *self._parameters()]
         return copy.deepcopy(dict(items), {id(each): each for each in fixed})
 
@@ -157,7 +163,7 @@ def _get_name(source: Any) -> str:
 
 
 def _weight_versions(made: Any) -> tuple[tuple[str, int], ...]:
-    """Return how often each weight of a copy was written, counted by torch."""
+    """Return torch's write count of each weight of a trainable copy, to detect changes."""
     return tuple((name, weight._version) for name, weight in made.module.named_parameters())
 
 
@@ -187,7 +193,7 @@ class Topics:
         return max(self._tokens, key=likelihood)
 
     def learn(self, ids: Sequence[int], topic: str) -> None:
-        """Add a prompt with its topic."""
+        """Add the tokens of a prompt and its topic to the training data."""
         self._prompts[topic] += 1
         self._tokens.setdefault(topic, Counter()).update(ids)
 
@@ -196,14 +202,14 @@ class Topics:
 
 
 class LearnerSession(Protocol):
-    """The part of a session that the function `learn` uses."""
+    """The part of a session that the function `learn` of this module uses."""
 
     device: torch.device
     memory: Memory
 
 
 class Learner(Protocol):
-    """The part of a method that the function `learn` uses."""
+    """The part of a method that the function `learn` of this module uses."""
 
     name: ClassVar[str]
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]]
@@ -213,13 +219,13 @@ class Learner(Protocol):
 
 
 def learn(method: Learner, session: LearnerSession) -> int:
-    """Let a method learn from a request that has ended. The next request uses the new version.
+    """Let a method learn from a request that has ended. The next request uses the new weights.
 
     Returns:
-        Duration in nanoseconds, which delays the next request.
+        Duration of learning in nanoseconds. It delays the next request.
 
     Raises:
-        MethodFault: the method keeps nothing between prompts, or weights changed before `learn`.
+        MethodFault: The method keeps no data between prompts, or it changed weights before `learn`.
     """
     memory = session.memory
     if method.state_scope == "prompt":
@@ -239,7 +245,7 @@ def learn(method: Learner, session: LearnerSession) -> int:
 
 
 def _synchronized_ns(device: torch.device) -> int:
-    """Return the time after the device has finished its work."""
+    """Wait until the device has finished its work. Return the current time in nanoseconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter_ns()

@@ -1,4 +1,4 @@
-"""Rows of a `LookAhead` head in the target's forwards."""
+"""Target forwards with extra rows for a `LookAhead` head."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from specbench_cli.former_names import renamed_members
 
 @renamed_members(newest="latest_logits")
 class LookAheadRows:
-    """Runner of target forwards with the extra rows of a `LookAhead` head, and of their logits.
+    """Target forwards that also compute the extra rows of a `LookAhead` head and their logits.
 
-    Such a forward runs in two parts: the lower layers without the extra rows, and the upper layers
-    with them, as further branches of the tree.
+    Such a forward runs in two parts. The lower layers run without the extra rows. The upper layers
+    run with the extra rows, which are further branches of the tree.
 
     Args:
-        head: The metered head.
+        head: The `LookAhead` head, with metered calls.
     """
 
     def __init__(self, target: Metered, head: MeteredHead) -> None:
@@ -35,11 +35,15 @@ class LookAheadRows:
         self._latest_logits: Tensor | None = None
 
     def count_rows(self, nodes: int) -> int:
-        """Return the number of state rows that a forward over the root and `nodes` nodes needs."""
+        """Return the number of state rows that a forward over the root and `nodes` draft nodes
+        needs.
+        """
         return nodes + (nodes + 1) * self._levels
 
     def prefill(self, model_input: ModelInput) -> ModelOutput:
-        """Run a forward over the prompt, and one over the extra rows after its last token."""
+        """Run a forward over the prompt, then a forward over the extra rows after the last prompt
+        token.
+        """
         x, state = model_input.x, model_input.state
         assert isinstance(x, Tokens)
         captured = {*model_input.captured_layers, *self._head.captured_layers}
@@ -65,12 +69,13 @@ class LookAheadRows:
         return out
 
     def forward(self, model_input: ModelInput) -> ModelOutput:
-        """Run a forward over the root and a draft, with extra rows after each of them.
+        """Run a forward over the root and a draft, with extra rows after each of these tokens.
 
         The output contains only the rows of the root and the draft.
 
         Args:
-            model_input: Input with positions [1, n] and mask [n, n], also for a chain.
+            model_input: Input with explicit positions [1, n] and a mask [n, n], also if the draft
+                is a chain.
         """
         x, positions, mask = model_input.x, model_input.positions, model_input.mask
         assert isinstance(x, Tokens)
@@ -103,17 +108,17 @@ class LookAheadRows:
         return ModelOutput(logits[:, :n], out.hidden[:, :n], lower_states | upper_states)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Keep the logits of the extra rows after the last row of `path`."""
+        """Store the logits of the extra rows that follow the last row of `path`."""
         assert self._logits is not None
         self._latest_logits = self._logits[path[-1] if len(self._logits) > 1 else 0]
 
     def latest_logits(self) -> Tensor:
-        """Return the logits [levels, V] for tokens after the last committed one.
+        """Return the logits [levels, V] for the tokens after the last committed token.
 
-        Level k predicts the token k + 1 positions after it.
+        Row k predicts the token k + 1 positions after the last committed token.
 
         Raises:
-            MethodFault: There was no prefill.
+            MethodFault: `prefill` was not called before.
         """
         if self._latest_logits is None:
             raise MethodFault(
@@ -123,14 +128,15 @@ class LookAheadRows:
 
 
 def append_branches(mask: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the mask and positions of n rows with a chain of k rows after each of them.
+    """Append a chain of k rows after each of n rows. Return the new mask and positions.
 
     Args:
-        mask: [n, n] bool, which row attends to which row.
-        positions: [n].
+        mask: Bool mask [n, n]: which row attends to which row.
+        positions: Positions [n] of the rows.
 
     Returns:
-        (mask [n + n k, n + n k], positions [n + n k]). The chains follow after the n rows.
+        A pair: the mask [n + n k, n + n k] and the positions [n + n k]. The first n rows are the
+            given rows, and the chains follow.
     """
     n, device = len(mask), mask.device
     visibility = mask.new_zeros(n + n * k, n + n * k)

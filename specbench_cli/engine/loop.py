@@ -1,6 +1,6 @@
 """The standard draft-verify loop, for one request and for batches.
 
-Methods that override `generate` do not use it.
+Methods that override `Method.generate` do not use it.
 """
 
 from __future__ import annotations
@@ -19,46 +19,57 @@ from specbench_cli.errors import MethodFault
 
 
 class Proposer(Protocol):
-    """The part of a method that the loop calls. It may also have an accept rule, `accept`."""
+    """The part of a method that the decoding loop calls.
+
+    A method may also have an accept rule, the attribute `accept`.
+    """
 
     def start(self, session: Session) -> None:
         """Prepare for a prompt."""
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Propose a continuation of at most `limit` levels."""
+        """Propose a draft with at most `limit` levels."""
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float] | None:
-        """Update the method with an outcome. Return the method's own counts, if it has any."""
+        """Update the method after verification. Return the method's own counts, if it has any."""
 
 
 class BatchProposer(Proposer, Protocol):
-    """Proposer for batches, with one object for each sequence."""
+    """The part of a method that the loop for batches calls. Each sequence has its own object."""
 
     def schedule(
         self, members: Sequence[tuple[Self, Session]], size: int
     ) -> Sequence[tuple[Self, Session]]:
-        """Choose at most `size` sequences for the next step."""
+        """Choose at most `size` sequences for the next step.
+
+        The engine calls it on the method object of the first sequence.
+        """
 
     def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
-        """Propose a draft for each sequence of a batch. Called on the first sequence's object."""
+        """Propose a draft for each sequence of a batch.
+
+        The engine calls it on the method object of the first sequence.
+        """
 
 
 @torch.inference_mode()  # makes every operation cheaper, not only forwards
 def draft_and_verify(method: Proposer, session: Session) -> Iterator[Step]:
-    """Decode one request. Yield every step after prefill.
+    """Decode one request. Yield a step for each round of drafting and verification after the
+    prefill.
 
     Raises:
-        MethodFault: A draft is malformed. The message names the method, the step, the field and
-            what is allowed.
+        MethodFault: A draft is malformed. The message names the method, the step, the field and the
+            allowed values.
     """
-    # 1. Prefill: the draft's, then the target's, which commits the first token.
+    # 1. Prefill: first the draft model, then the target. The target's prefill commits the first
+    # token.
     method.start(session)
     session.prefill()
     while session.finish is None:
-        # 2. Draft.
+        # 2. Let the method draft.
         proposed = method.propose(session, session.max_draft_length())
         draft = hooks.check_return(method, "propose", proposed, Draft, "a Draft")
-        # 3. Score the draft in one target forward and verify it.
+        # 3. Score the draft in one target forward, and verify the draft from the logits.
         try:
             outcome = session.verify(draft, session.score(draft), *_accept_rules(method))
         except MethodFault as fault:
@@ -77,19 +88,20 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
         methods: One method object for each session of the batch.
 
     Raises:
-        MethodFault: A draft is malformed, or the schedule is invalid.
+        MethodFault: A draft is malformed, or the method chose an invalid set of sequences.
     """
     method_of = dict(zip(batch.sessions, methods, strict=True))
     place = {session: at for at, session in enumerate(batch.sessions)}
     while not batch.finished:
-        # 1. Finished sequences leave. Waiting ones join and prefill the draft model. The target
-        # processes their prompts in step 3, or at once if no other sequence is active.
+        # 1. Finished sequences leave the batch. Waiting sequences join it and prefill the draft
+        # model. The target processes their prompts in step 3, or immediately if no sequence is
+        # being decoded.
         batch.join(lambda session: method_of[session].start(session))
         active = [(method_of[session], session) for session in batch.active]
         if not active:
             batch.prefill()
             continue
-        # 2. Choose the sequences of this step, and draft for them.
+        # 2. Choose the sequences of this step, and let the method draft for them.
         first = active[0][0]
         members = hooks.check_members(first, first.schedule(active, batch.size))
         _check_schedule(members, active, batch.size)
@@ -97,7 +109,8 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
             session.harness.batch_sessions = [other for _, other in members]
         first = members[0][0]
         drafts = hooks.check_drafts(first, first.propose_batch(members), len(members))
-        # 3. Run one target forward over all drafts and the next prompt tokens of new sequences.
+        # 3. Run one target forward over all drafts and over the next prompt tokens of new
+        # sequences.
         pairs = [(session, draft) for (_, session), draft in zip(members, drafts, strict=True)]
         try:
             rows = batch.score(pairs)
@@ -107,7 +120,7 @@ def draft_and_verify_batch(methods: Sequence[BatchProposer], batch: Batch) -> It
             ]
             forwards = batch.forwards()
             for (method, session), draft, outcome in zip(members, drafts, outcomes, strict=True):
-                # 4. Commit.
+                # 4. Commit the accepted tokens of each sequence.
                 committed = session.commit(outcome)
                 counts = hooks.check_counts(method, method.observe(session, committed))
                 yield Step(place[session], draft, committed, forwards, counts)
@@ -131,12 +144,12 @@ def _check_schedule(
 
 
 def _accept_rules(method: Proposer) -> tuple[AcceptRule, ...]:
-    """Return the method's accept rule, if it has one."""
+    """Return a tuple with the method's accept rule, or an empty tuple if it has none."""
     rule: AcceptRule | None = getattr(method, "accept", None)
     return () if rule is None else (rule,)
 
 
 def _with_method_name(method: Proposer, fault: MethodFault) -> MethodFault:
-    """Return the error with the name of the method in front."""
+    """Return the error with the name of the method at the beginning of its message."""
     name = getattr(method, "name", type(method).__name__)
     return type(fault)(f"{name}, {fault.message}", fault.hint)

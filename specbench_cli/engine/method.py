@@ -1,6 +1,6 @@
 """Base class of speculative decoding methods.
 
-Planning code imports this module, so it does not import torch.
+Code that only plans a run imports this module, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -30,38 +30,42 @@ if TYPE_CHECKING:
     paper="paper_params",
 )
 class Method(ABC):
-    """Base of all methods. Override `propose`, or `generate` for a decoding loop of its own.
+    """Base class of all methods. Override `propose`, or `generate` for your own decoding loop.
 
     Class attributes:
         name: Name on the command line.
         aliases: Other names that the command line accepts.
-        family: Group of the method in README's table, by what drafts.
-        lossy: True if the output may differ from the target's with default parameters.
+        family: Group of the method in README's table. It depends on what produces the drafts.
+        lossy: True if, with default parameters, the output may differ from the target's output.
         proposed_in: Keys of the papers that propose the method. Only built-in methods have keys.
         builds_on: Keys of further papers to cite.
-        project: The project that implements the method, if no paper proposes it.
-        Params: Class of its parameters.
-        needs: Requirements for running it ("draft").
-        Head: Class of its trained head, loaded from the parameter `head`. None means no head.
-        state_scope: Lifetime of what it learns: "prompt", "run" or "corpus".
+        project: The software project that implements the method, if no paper proposes it.
+        Params: Class of the method's parameters.
+        needs: What a run of the method requires, e.g. "draft" for a draft model.
+        Head: Class of the method's trained head, which the parameter `head` names. None means no
+            head.
+        state_scope: How long the method keeps what it learns: "prompt", "run" or "corpus".
         workers: Number of workers that compute at the same time.
-        bonus: True if a bonus token of the target follows a draft that is accepted completely.
-        proposes: False if it never drafts and commits one token per step.
-        any_vocabulary: True if its draft model may have another tokenizer (`Transcript`).
-        peer: True if it runs another project's implementation. It is measured but not audited.
-        baseline: The method that its speedups are relative to. If another program decodes, it is
-            that program's plain decoding.
-        decodes: The model that chooses the tokens: "target", or "draft" if the draft model decodes
-            alone.
-        exact_params: Parameters with which a lossy method is lossless. Audits check it.
-        lossless_counterpart: The lossless method with the same drafts as this lossy one. Runs add
-            it for comparison.
-        control: True if it only serves as a control for other methods.
-        paper_params: Parameters of the results in its paper. Tables mark methods that use them.
-        tunable: Names of the parameters that `--tune` varies. None means all.
-        citation: BibTeX entries of its sources, indented like a docstring (`inspect.cleandoc`).
-            Built-in methods name keys of `methods/papers.yaml` in `proposed_in` instead.
-        claims: Speedups that its papers report. Empty if specbench's authors found none.
+        bonus: True if the target adds a bonus token after a draft that is accepted completely.
+        proposes: False if the method never drafts and commits one token per step.
+        any_vocabulary: True if the draft model may have another tokenizer (`Transcript`).
+        peer: True if the method runs another project's implementation. Runs measure such a method
+            but do not audit it.
+        baseline: The method that this method's speedups are relative to. If another program
+            decodes, the baseline is plain decoding in that program.
+        decodes: The model that chooses the output tokens: "target", or "draft" if the draft model
+            decodes alone.
+        exact_params: Parameters that make a lossy method lossless. Audits check that they do.
+        lossless_counterpart: The lossless method with the same drafts as this lossy method. Runs
+            add it for comparison.
+        control: True if the method only serves as a control for other methods.
+        paper_params: Parameters behind the results in the method's paper. Tables mark methods that
+            use them.
+        tunable: Names of the parameters that `--tune` varies. None means all parameters.
+        citation: BibTeX entries of the method's sources, indented like a docstring
+            (`inspect.cleandoc`). Built-in methods instead name keys of `methods/papers.yaml` in
+            `proposed_in`.
+        claims: Speedups that the method's papers report. Empty if specbench's authors found none.
     """
 
     name: ClassVar[str]
@@ -97,16 +101,17 @@ class Method(ABC):
 
     @property
     def accept(self) -> AcceptRule | None:
-        """Lossy accept rule, or None. It keeps draft tokens that the lossless rule rejects.
+        """Lossy accept rule, or None. It keeps draft tokens that the lossless rule would reject.
 
-        The standard loop applies it. A method with its own loop passes it to `session.verify`.
+        The standard loop applies the rule. A method with its own loop passes it to
+        `session.verify`.
         """
         return self.params.rule if isinstance(self.params, AcceptParams) else None
 
     def guarantee(self, sampling: Rule) -> Guarantee:
         """Return what the method guarantees about its output under a decoding rule.
 
-        An accept rule can only weaken the guarantee.
+        A lossy accept rule can only weaken the guarantee.
         """
         rule = self.accept
         own: Guarantee = "exact_law" if sampling in ("rejection", "block") else "exact_tokens"
@@ -116,9 +121,9 @@ class Method(ABC):
 
     @property
     def upper_bound(self) -> bool:
-        """True if the method knows the output of plain decoding (`Harness.reference`).
+        """True if the method knows the output of plain decoding in advance (`Harness.reference`).
 
-        It is then an upper bound for other methods, and tables do not rank it.
+        The method then serves as an upper bound for other methods. Tables do not rank it.
         """
         return bool(getattr(self.params, "upper_bound", False))
 
@@ -129,70 +134,83 @@ class Method(ABC):
 
     @property
     def scope(self) -> Literal["prompt", "run", "corpus"]:
-        """Lifetime of what it learns: `state_scope`, or "prompt" if the parameter `scope` says
-        so."""
+        """How long the method keeps what it learns: "prompt", "run" or "corpus".
+
+        It is `state_scope`, or "prompt" if the parameter `scope` is "prompt".
+        """
         forgets = getattr(self.params, "scope", None) == "prompt"
         return "prompt" if forgets else self.state_scope
 
     @property
     def uses_costs(self) -> bool:
-        """True if it reads forward costs (`session.verify_cost`). The run then measures them
-        first."""
+        """True if the method reads measured forward costs (`session.verify_cost`).
+
+        The run then measures these costs before it decodes.
+        """
         return self.by_load
 
     @property
     def by_load(self) -> bool:
-        """True if draft lengths depend on the number of sequences in a step."""
+        """True if the method's draft lengths depend on the number of sequences in a step."""
         return bool(getattr(self.params, "by_load", False))
 
     @property
     def learns(self) -> bool:
-        """True if it learns between requests, which means that it overrides `learn`."""
+        """True if the method learns between requests. It then overrides `learn`."""
         return type(self).learn is not Method.learn
 
     @property
     def timing_free(self) -> bool:
-        """True if its counters depend only on inputs and seed, not on measured times."""
+        """True if the method's counters depend only on inputs and seed, and not on
+        measured times."""
         return not self.uses_costs
 
     def models(self) -> tuple[str, ...]:
-        """Return the names of further models that it drafts with, as in --draft."""
+        """Return the names of further models that the method drafts with, as for the option
+        --draft.
+        """
         return ()
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
-        """Return the trained modules that it needs. By default its `Head`.
+        """Return the trained modules that the method needs. By default only its `Head`.
 
-        They are loaded before the timer starts.
+        The run loads them before the timer starts.
         """
         return () if self.Head is None else (ArtifactSpec(self.Head, self.params.head),)
 
     def check(self) -> None:
-        """Check that the method can run here with its parameters. Called before models are loaded.
+        """Check that the method can run on this machine with its parameters.
+
+        The run calls it before it loads models.
 
         Raises:
-            UsageError: A parameter is missing.
-            EnvironmentFault: A program is missing.
+            UsageError: A required parameter is missing.
+            EnvironmentFault: A required program is missing.
         """
 
     def processes(self) -> Sequence[int]:
         """Return the ids of other processes that decode for this method, such as a server.
 
-        Their CPU time does not count as noise.
+        Their CPU time does not count as disturbance by other programs.
         """
         return ()
 
     def start(self, session: Session) -> None:
-        """Prepare for a prompt, e.g. prefill the draft model. The timer is already running."""
+        """Prepare for a prompt, for example prefill the draft model. The timer is
+        already running."""
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Propose a draft of at most `limit` levels. An empty draft leads to a plain decoding
-        step."""
+        """Propose a draft of at most `limit` levels.
+
+        After an empty draft, the step decodes one token without speculation.
+        """
         raise MethodFault(f"{type(self).__name__} defines neither `propose` nor `generate`")
 
     def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
-        """Propose a draft for each sequence of a batch. By default, call `propose` for each.
+        """Propose a draft for each sequence of a batch. By default, call `propose` for each
+        sequence.
 
-        It is called on the method object of the first sequence.
+        The engine calls it on the method object of the first sequence.
 
         Args:
             members: A method object and a session for each sequence.
@@ -200,7 +218,7 @@ class Method(ABC):
         return [method.propose(session, session.max_draft_length()) for method, session in members]
 
     def max_sequences(self, size: int) -> int:
-        """Return the number of sequences of a batch that have states at the same time.
+        """Return how many sequences of a batch may have model states at the same time.
 
         Args:
             size: Maximum number of sequences in a step.
@@ -210,36 +228,38 @@ class Method(ABC):
     def schedule(
         self, members: Sequence[tuple[Self, Session]], size: int
     ) -> Sequence[tuple[Self, Session]]:
-        """Choose the sequences of the next step. It is called on the first sequence's method
-        object.
+        """Choose the sequences of the next step.
+
+        The engine calls it on the method object of the first sequence.
 
         Args:
-            members: Unfinished sequences that have states, in the order in which they joined.
+            members: Unfinished sequences that have model states, in the order in which they joined.
             size: Maximum number of sequences to choose.
 
         Returns:
-            At most `size` different members. The default takes the first ones.
+            At most `size` different members. By default the first ones.
         """
         return members[:size]
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float] | None:
-        """Update the method after a step, e.g. roll back the state of its draft model.
+        """Update the method after a step, for example roll back the state of its draft model.
 
         Returns:
-            The method's own counts, or None. Records store their sums (`Step.extra`).
+            The method's own counts, or None. The stored record of the output has their sums
+            (`Step.extra`).
         """
 
     def learn(self, session: Session) -> None:
         """Learn from a request that has just ended. The time counts as a delay of the next request.
 
         The method needs a `state_scope` other than "prompt". The weights of
-        `session.trainable(...).module` may change only here. Gradients are enabled, and are
-        discarded afterwards. Clone tensors that were created during decoding before you use them in
-        a loss.
+        `session.trainable(...).module` may change only in this function. Gradients are enabled
+        here, and are discarded afterwards. Clone tensors that were created during decoding before
+        you use them in a loss.
         """
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the session's request. Yield the steps."""
+        """Decode the session's request. Yield its steps."""
         from specbench_cli.engine.loop import draft_and_verify
 
         return draft_and_verify(self, session)

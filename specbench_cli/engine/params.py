@@ -1,4 +1,4 @@
-"""Base class and types of method parameters, and the claims of a method's sources."""
+"""Base class and types of method parameters, and the speedups that a method's sources claim."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from specbench_cli.former_names import current_params
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Speedup that the paper or project of a method reports, with its setup.
+    """Speedup that the paper or project of a method reports, with the experiment's setup.
 
     Attributes:
-        speedup: Speedup over plain decoding, as printed there: "2.90x", "up to 6.5x".
-        models, task, hardware: Empty if the source does not state them.
-        temperature: None if the source does not state it.
-        source: Where the claim is printed, such as "abstract of arXiv:2503.01840".
+        speedup: Speedup over plain decoding, as the source prints it: "2.90x", "up to 6.5x".
+        models, task, hardware: Setup of the experiment. Empty if the source does not state it.
+        temperature: Sampling temperature. None if the source does not state it.
+        source: Place where the claim is printed, such as "abstract of arXiv:2503.01840".
     """
 
     speedup: str
@@ -30,7 +30,9 @@ class Claim:
 
 
 class MethodParams(BaseModel):
-    """Base class of a method's parameters: pydantic fields with default, bounds and description."""
+    """Base class of a method's parameters. Each is a pydantic field with default, bounds and
+    description.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,7 +58,7 @@ NumberOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)
 
 
 def _split_widths(value: Any) -> Any:
-    """Split "3,2,1" from the command line, and accept a single number."""
+    """Split a string such as "3,2,1" from the command line. Also accept a single number."""
     if isinstance(value, str):
         return value.split(",")
     return (value,) if isinstance(value, int) else value
@@ -69,7 +71,7 @@ Widths = Annotated[
 
 
 def _split_words(value: Any) -> Any:
-    """Split "wait,hold on" from the command line. An empty text has no words."""
+    """Split a string such as "wait,hold on" from the command line. An empty string has no words."""
     return [word for word in value.split(",") if word] if isinstance(value, str) else value
 
 

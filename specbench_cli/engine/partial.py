@@ -18,22 +18,23 @@ from specbench_cli.former_names import renamed_members
 
 @renamed_members(attending="attention_layers", reread="rescore")
 class Partial(Metered):
-    """A part of the target that drafts: the first layers, or all layers except skipped ones.
+    """A part of the target that drafts: its first layers, or all layers except some skipped ones.
 
-    Its last layer is followed by the target's final norm and output matrix. On the target's own
-    state (`Session.state`) it continues the committed text and attends to the target's rows. The
-    engine discards the rows that it writes there before the target scores. On a state of its own it
-    works like any draft model. A part that does not begin with layer 0 reads `Hidden` rows.
+    The target's final norm and output matrix follow the part's last layer. On the target's own
+    state (`Session.state`), the part continues the committed text and attends to the target's rows.
+    The engine discards the rows that the part writes there before the target scores. On a state of
+    its own, the part works like any draft model. A part that does not begin with layer 0 reads
+    `Hidden` rows.
 
     Args:
         scoring: The target's forwards and state.
-        layers: Half-open range of layers. None means all.
-        skip: Layers and sublayers to skip; see `Decoder.forward`.
-        keep: True if the target runs only the other layers when it scores the draft. The part must
-            be a range of first layers.
+        layers: Half-open range of layers. None means all layers.
+        skip: Layers and sublayers to skip, as in `Decoder.forward`.
+        keep: True if the target runs only the remaining layers when it scores the draft. The part
+            must then be a range of first layers.
 
     Attributes:
-        attention_layers: Layers whose attention runs. Only these write keys and values.
+        attention_layers: Layers whose attention runs. Only these layers write keys and values.
 
     Raises:
         MethodFault: The target has no such layers.
@@ -77,7 +78,7 @@ class Partial(Metered):
     def execute(
         self, model_input: ModelInput, *, role: Role | None = None, early: bool = False
     ) -> ModelOutput:
-        """See `Metered.execute`. The layers are those of the part.
+        """Run a forward through the layers of this part, and record it.
 
         Raises:
             MethodFault: The caller passed `layers`, `skip` or `early`.
@@ -108,12 +109,12 @@ class Partial(Metered):
     def rescore(self, ids: Sequence[int], first: int) -> Tensor:
         """Run this part over committed tokens again, to compare it with the target.
 
-        The tokens attend to the target's rows of the text before them. The new rows are discarded
-        at once. The forward counts as auxiliary.
+        The tokens attend to the target's rows of the text before them. The function immediately
+        discards the new rows. The forward counts as auxiliary.
 
         Args:
             ids: n tokens of the text.
-            first: Position of the first of them.
+            first: Position of the first of these tokens.
 
         Returns:
             Logits [n, V] after each token.
@@ -133,7 +134,7 @@ class Partial(Metered):
     def forward_batch(
         self, parts: Sequence[ModelInput], *, captured_layers: Sequence[int] = ()
     ) -> list[ModelOutput]:
-        """Raise MethodFault: a part of the target does not support batches."""
+        """Raise MethodFault, because a part of the target does not support batches."""
         raise MethodFault(
             "a part of the target drafts for one sequence at a time: each has a state of its own",
             "call each session's own `partial`",

@@ -25,14 +25,14 @@ from specbench_cli.former_names import renamed_members
 class PausedForward:
     """A forward over one sequence that pauses after a layer, and then continues or exits early.
 
-    If all layers run, the result is exactly that of a full forward. In a layer that earlier
-    forwards did not run because of `exit_early`, there are no rows of their tokens to attend to.
+    If all layers run, the result is exactly that of a full forward. After `exit_early`, the layers
+    that did not run have no rows of these tokens. Later forwards cannot attend to such rows.
 
     Args:
         state: State of the target. Only layers that have run contain the new rows.
         captured_layers: Layers whose output is captured.
-        on_end: Function that is called at the end, with the output of the full forward, or with
-            None after an early exit.
+        on_end: Function that is called at the end. Its argument is the output of the full forward,
+            or None after an early exit.
 
     Attributes:
         layer: Number of layers that have run.
@@ -69,9 +69,9 @@ class PausedForward:
         """Run the first layers over new rows [1, n].
 
         Args:
-            early: True to compute early logits too. They are not available if earlier forwards
+            early: True to also compute early logits. They are not available if earlier forwards
                 skipped some of these layers.
-            positions, mask: See `ModelInput`.
+            positions, mask: Positions and attention mask, as in `ModelInput`.
         """
         self._input = ModelInput(x, self._state, positions, mask, logits_at="all")
         self._check(layer)
@@ -93,7 +93,7 @@ class PausedForward:
             self.run_to(layer)
 
     def run_to(self, layer: int) -> None:
-        """Run further layers, until `layer` layers have run."""
+        """Run further layers, until the first `layer` layers have run."""
         self._check(layer)
         low, have = self.layer, self._state.length
         for _, same in groupby(range(low, layer), key=lambda at: have(0, at)):
@@ -115,7 +115,9 @@ class PausedForward:
         self.layer = layer
 
     def end(self) -> ModelOutput:
-        """Run the remaining layers. Return the output of the full forward, with all logits."""
+        """Run the remaining layers. Return the output of the full forward, with the logits of all
+        rows.
+        """
         if self.layer < self._last:
             self.run_to(self._last)
         self._end(out := self._last_output)
@@ -123,37 +125,38 @@ class PausedForward:
 
     @property
     def early_logits(self) -> Tensor:
-        """Early logits [n, V] after the first layers, if `begin` computed them."""
+        """Logits [n, V] computed from the output of the first layers, if `begin` computed them."""
         assert self._early_logits is not None, "`begin` did not compute early logits"
         return self._early_logits
 
     def early_logits_of(self, ids: Tensor) -> Tensor:
-        """Return the early logits [n, k] of only the ids [k].
+        """Return the early logits [n, k] of only the token ids [k].
 
-        If the target can compute only the logits of all ids, this calls `exit_logits`.
+        If the target can compute only the logits of all ids, the function calls `exit_logits`.
         """
         rows = self._target.norm(self._last_output.hidden[0])
         some: Tensor | None = self._target.unembed_ids(rows, ids)
         return self.exit_logits()[:, ids] if some is None else some
 
     def exit_logits(self) -> Tensor:
-        """Return the logits [n, V] of an exit after the layers that have run so far."""
+        """Return the logits [n, V] of an early exit after the layers that have run so far."""
         rows, self._exit_forward = self._target.record_exits(self._last_output.hidden[0])
         return rows
 
     def exit_early(self, *, copy: bool) -> None:
-        """End the forward without running the other layers. Call `exit_logits` before.
+        """End the forward without running the remaining layers. Call `exit_logits` before.
 
         Args:
-            copy: True to compute keys and values of the other layers from the current hidden
-                states, and to cache them. False leaves these positions out of their caches.
+            copy: True to compute keys and values of the remaining layers from the current hidden
+                states, and to cache them. If False, the caches of these layers get no rows for
+                these tokens.
         """
         rows, above = self._last_output.hidden, range(self.layer, self._last)
         if self._exit_forward is None:
             raise MethodFault(
                 "`exit_early` was called without logits", "call `exit_logits` before `exit_early`"
             )
-        # Computing the exit's logits counts as verification.
+        # The exit logits decide the draft, so their forward counts as verification.
         self._exit_forward.role, self._exit_forward.layers = "verify", (self._last, self._last)
         if copy and above:
             self._target.append_kv(rows, self._state, above, self._positions)
@@ -173,14 +176,15 @@ class PausedForward:
 
     @property
     def _positions(self) -> Tensor:
-        """Positions [1, n] of the rows."""
+        """Positions [1, n] of the new rows."""
         if self._input.positions is not None:
             return self._input.positions
         end, n = self._state.position(), self._last_output.hidden.shape[1]
         return torch.arange(end - n, end, device=self._last_output.hidden.device)[None]
 
     def _positions_at(self, layer: int) -> Tensor | None:
-        """Return the positions [1, n] of the rows at a layer. None means the next ones."""
+        """Return the positions [1, n] of the new rows at a layer. None means
+        consecutive positions."""
         n = self._last_output.hidden.shape[1]
         if self._state.length(0, layer) + n == self._state.length():
             return self._input.positions

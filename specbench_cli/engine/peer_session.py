@@ -1,4 +1,5 @@
-"""Session for peers: implementations of other projects with their own decoding loop."""
+"""Session for peers: methods that run another project's implementation with its own
+decoding loop."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from specbench_cli.former_names import renamed_members
 
 @renamed_members(counted="counts", sees_first="knows_first_token_time", now="now_ns")
 class PeerSession(Session):
-    """Session of a request that a peer decodes.
+    """Session of a request that a peer decodes. A peer runs another project's implementation.
 
-    The peer gets transformers' model and tokenizer, and passes the decoded tokens to `adopt`.
+    The peer gets the model and tokenizer of transformers, and passes the decoded tokens to `adopt`.
 
     Attributes:
-        counts: Counts that the peer reports instead of steps (`count`).
+        counts: Counts that the peer reports (`count`), if it does not report steps.
         knows_first_token_time: True if the peer reported the time of the first token.
     """
 
@@ -29,16 +30,18 @@ class PeerSession(Session):
 
     @property
     def pass_(self) -> int:
-        """Number of the repeat, from 1. Under rejection sampling each repeat uses another seed."""
+        """Number of the run's repeat, from 1. Under rejection sampling each repeat uses another
+        seed.
+        """
         return self._pass
 
     @property
     def tokenizer(self) -> Any:
-        """transformers' own tokenizer of the target."""
+        """The target's tokenizer, as transformers loads it."""
         return self._workspace.tokenizer
 
     def module(self, name: str) -> Any:
-        """Return the transformers module of the "target" or the "draft"."""
+        """Return the transformers module of the model "target" or "draft"."""
         if self._workspace.modules is None:
             raise MethodFault(f"this run has no transformers module of {name!r}")
         return self._workspace.modules(name)
@@ -48,12 +51,12 @@ class PeerSession(Session):
         return self.harness.meter.clock.now_ns()
 
     def adopt(self, outcome: Outcome, at: int | None = None) -> Outcome:
-        """Append decoded tokens up to the end of the output. No state changes.
+        """Append decoded tokens up to the end of the output. No model state changes.
 
         A peer calls this after it has decoded all tokens.
 
         Args:
-            at: Time of the tokens, as from `now_ns`, if the peer knows it.
+            at: Time of the tokens by `now_ns`, if the peer knows it.
         """
         first = self._text.position == 0
         arrived = self._text.last_ns
@@ -67,11 +70,11 @@ class PeerSession(Session):
         return kept
 
     def adopt_tokens(self, ids: Sequence[int], first: int, last: int) -> None:
-        """Append the tokens of a peer that does not report steps.
+        """Append the output of a peer that does not report steps.
 
         Args:
-            ids: The whole output.
-            first, last: Times of the first and the last token, as from `now_ns`.
+            ids: Token ids of the whole output.
+            first, last: Times of the first and the last token, by `now_ns`.
         """
         self.adopt(Outcome((), tuple(ids[:1]), ("prefill",), 0), first)
         if self.finish is None and len(ids) > 1:
@@ -80,5 +83,6 @@ class PeerSession(Session):
             self.adopt(Outcome((), rest, tuple(plain), 0), last)
 
     def count(self, **counted: float) -> None:
-        """Store counts that the peer reports, such as "drafted" and "accepted" tokens."""
+        """Store counts that the peer reports, such as the numbers of drafted and
+        accepted tokens."""
         self.counts |= counted

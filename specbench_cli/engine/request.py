@@ -1,4 +1,4 @@
-"""Request (one prompt to decode), and its slot in a batch."""
+"""Request (one prompt to decode), and its place in a batch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Request:
     """One prompt to decode.
 
     Attributes:
-        ids: Tokens of the prompt, with the chat template. For a target with an encoder, these are
-            the first tokens of its decoder (`Decoder.split_prompt`).
+        ids: Tokens of the prompt, with the chat template. For a target with an encoder, the first
+            tokens of the target's decoder (`Decoder.split_prompt`).
         source: Further input, such as encoder ids or images.
         topic: Category of the task, for methods that learn.
     """
@@ -39,12 +39,12 @@ class Request:
         stop: StopRule,
         topic: str = "",
     ) -> Request:
-        """Create the request for a prompt, as the target reads it."""
+        """Create the request for a prompt, in the form that the target reads."""
         text, source = target.split_prompt(ids)
         return cls(prompt_id, turn, text, stop, source, topic)
 
     def state(self, decoder: Decoder, capacity: int) -> State:
-        """Return a new state of a decoder for this request."""
+        """Return a new state of a decoder for this request, with its extra input attached."""
         state = decoder.new_state(capacity)
         if self.source is not None:
             decoder.attach(state, self.source)
@@ -53,7 +53,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class BatchSlot:
-    """A session's place in a batch, and the trace of the batch."""
+    """A session's index in a batch, and the trace that all sessions of the batch share."""
 
     meter: Meter
     place: int

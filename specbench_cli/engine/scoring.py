@@ -1,4 +1,4 @@
-"""Forwards of the target over the prompt, and over drafts. `Session` uses this module."""
+"""Forwards of the target over the prompt and over drafts. `Session` uses this module."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from specbench_cli.errors import MethodFault
 
 @dataclass
 class PendingScore:
-    """Output of a part of the target for a draft chain, from which the target can continue.
+    """Output of the target's first layers for a draft chain, from which the target can continue.
 
     A self-drafting method runs the first layers of the target to draft. To score the draft, the
-    target needs to run only the other layers.
+    target then needs to run only the remaining layers.
 
-    end_layer: Number of layers that the part has run.
-    ids: Token ids of each of its forwards, [1, n].
-    outputs: Output of each of its forwards.
+    end_layer: Number of layers that have run.
+    ids: Token ids [1, n] of each drafting forward.
+    outputs: Output of each drafting forward.
     """
 
     end_layer: int
@@ -41,11 +41,11 @@ class PendingScore:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows."""
+        """Number of rows of all drafting forwards together."""
         return sum(ids.shape[1] for ids in self.ids)
 
     def matches(self, x: Tokens) -> bool:
-        """Return True if these are the rows of the first tokens of x. Waits for the device."""
+        """Return True if the rows belong to the first tokens of x. Waits for the device."""
         if not 0 < self.num_rows <= x.ids.shape[1]:
             return False
         return bool(host.number((torch.cat(self.ids, 1) == x.ids[:, : self.num_rows]).all()))
@@ -55,14 +55,14 @@ class Scoring:
     """The target's forwards for one session, and the target's state.
 
     Parts of the target (`Partial`) may write rows to the same state while they draft.
-    `discard_partial_rows` removes them before the target's next forward.
+    `discard_partial_rows` removes these rows before the target's next forward.
 
     Args:
-        target: The metered target.
+        target: The target, with metered forwards.
         state: The target's state.
         text: Text that the drafts continue.
         place: Index of the sequence in its batch.
-        validator: Checks of the drafts. None if only `forward` is called.
+        validator: Validator of the drafts. None if only `forward` is called.
         step_log: Record of the scored drafts.
     """
 
@@ -93,19 +93,19 @@ class Scoring:
         self._pending: PendingScore | None = None  # state of a partial forward that can continue
 
     def score(self, draft: Draft, proposed: int | None = None) -> Tensor:
-        """Check a draft and run the target over it; see `Session.score`."""
+        """Check a draft, run the target over it, and return the logits."""
         x = self._check_input(draft, self.discard_partial_rows(keep_pending=True), proposed)
         return self.forward(x, draft, "all")
 
     def score_input(self, draft: Draft) -> ModelInput:
-        """Check a draft and return the input to score it in a forward over a batch.
+        """Check a draft. Return the target's input to score it, for a forward over a whole batch.
 
-        Pass the output of the forward to `store_output`.
+        Pass the output of that forward to `store_output`.
         """
         return self.batch_input(self._check_input(draft, self.discard_partial_rows()), draft, "all")
 
     def begin_score(self, draft: Draft, layer: int, *, early: bool) -> PausedForward:
-        """Check a draft and run the target's first layers over it; see `Session.begin_score`."""
+        """Check a draft and run the target's first layers over it. Return the paused forward."""
         x = self._check_input(draft, self.discard_partial_rows())
         if not self.state.by_row:
             raise ChainsOnly(
@@ -120,7 +120,8 @@ class Scoring:
         return self._paused
 
     def prefill(self) -> Tensor:
-        """Run the rest of the prompt through the target. Return the logits [1, V] after its end."""
+        """Run the rest of the prompt through the target. Return the logits [1, V]
+        after the prompt."""
         x = self._text.pending_tokens(self.discard_partial_rows())
         logits = self.forward(x, None, "last")
         self.keep(range(x.ids.shape[1]))
@@ -132,16 +133,17 @@ class Scoring:
         return self._text.prompt_length - self.discard_partial_rows()
 
     def prompt_input(self, n: int) -> ModelInput:
-        """Return the input of the next n prompt tokens, for a forward over a batch."""
+        """Return the target's input of the next n prompt tokens, for a forward over a
+        whole batch."""
         x = Tokens(self._text.pending_tokens(self.discard_partial_rows()).ids[:, :n])
         return self.batch_input(
             x, None, "last" if n == self.pending_prompt_length else None
         )._replace(prompt=True)
 
     def store_prompt_output(self, out: ModelOutput, n: int) -> Tensor | None:
-        """Store the output of a forward over `prompt_input`.
+        """Store the output of a forward over the input that `prompt_input` returned.
 
-        Return the logits [1, V] if the prompt is complete, else None.
+        If the prompt is complete, return the logits [1, V] after it, otherwise None.
         """
         if out.logits is None:
             self.store_prompt_chunk(out)
@@ -151,7 +153,7 @@ class Scoring:
         return logits
 
     def _check_input(self, draft: Draft, state_length: int, proposed: int | None = None) -> Tokens:
-        """Check and log a draft. Return the pending tokens followed by the draft.
+        """Check a draft and log it. Return the pending tokens followed by the draft's tokens.
 
         Raises:
             MethodFault: The draft is malformed.
@@ -163,14 +165,14 @@ class Scoring:
         return self._validator.input_with_root(draft, state_length)
 
     def begin_partial(self, pending: PendingScore | None) -> PendingScore | None:
-        """Allow a part of the target to write to the state.
+        """Allow a part of the target (`Partial`) to write to the target's state.
 
         Returns:
             Object in which the part stores its output, so that the target can continue from it.
-            None if the target cannot.
+            None if the target cannot continue from it.
 
         Raises:
-            MethodFault: a forward of the target is paused.
+            MethodFault: A forward of the target is paused.
         """
         if self._paused is not None:
             raise MethodFault(
@@ -189,7 +191,7 @@ class Scoring:
         return self._pending
 
     def discard_partial_rows(self, *, keep_pending: bool = False) -> int:
-        """Discard rows that parts of the target wrote to the state.
+        """Discard the rows that parts of the target wrote to the target's state.
 
         Return the number of tokens of the text in the state.
 
@@ -219,11 +221,11 @@ class Scoring:
         return position
 
     def capture_layers(self, layers: Sequence[int]) -> None:
-        """See `Session.capture_layers`."""
+        """Capture the output of some target layers in all later forwards, for a head."""
         self._feature_cache = FeatureCache(self.target.decoder, layers)
 
     def look_ahead(self, head: MeteredHead) -> LookAheadRows:
-        """See `Session.reserve`."""
+        """Prepare target forwards that include the extra rows of a `LookAhead` head."""
         if not self.state.by_row:
             raise ChainsOnly(
                 f"{self.target.name} does not support `LookAhead` heads: its state is recurrent",
@@ -233,16 +235,16 @@ class Scoring:
         return self.look_ahead_rows
 
     def features(self, tokens: Tokens) -> Features:
-        """Return pending tokens with captured features; see `Session.pending_features`."""
+        """Return the tokens that a head has not processed, with the captured target features."""
         return Features(tokens.ids, self._required_feature_cache.read()[None])
 
     def last_features(self, n: int) -> Tensor:
-        """See `Session.features`."""
+        """Return the target features [n, width] of the last n committed tokens."""
         return self._required_feature_cache.last(n)
 
     @property
     def last_forward_features(self) -> Tensor | None:
-        """Features [n, width] of the last forward's rows. None if none are captured."""
+        """Features [n, width] of the rows of the last forward. None if no layers are captured."""
         return None if self._feature_cache is None else self._feature_cache.latest
 
     @property
@@ -256,7 +258,7 @@ class Scoring:
 
         Args:
             x: Pending tokens, the last of which is the root, then the draft's tokens.
-            draft: None for the prompt.
+            draft: The draft, or None for a forward over the prompt.
         """
         if draft is not None and not self.state.by_row:
             return self.store_output(
@@ -280,7 +282,9 @@ class Scoring:
         return self.store_output(execute(model_input))
 
     def _resume(self, pending: PendingScore, x: Tokens) -> Tensor:
-        """Run the layers that a part has not run. Return the logits [n, V] of all rows of x."""
+        """Run the target layers that the drafting part has not run. Return the logits [n, V] of all
+        rows of x.
+        """
         outputs, pending_ids = pending.outputs, x.ids[:, pending.num_rows :]
         captured_layers = [at for at in self.captured_layers if at < pending.end_layer]
         if pending_ids.shape[1]:
@@ -309,9 +313,9 @@ class Scoring:
         )
 
     def batch_input(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> ModelInput:
-        """Return the input of `forward`, for a forward over a batch.
+        """Return the input with which `forward` would run, for a forward over a whole batch.
 
-        Pass the result to `store_output`.
+        Pass the output of that forward to `store_output`.
         """
         if self.look_ahead_rows is not None:
             raise MethodFault("`LookAhead` heads are not supported in batches")
@@ -320,10 +324,11 @@ class Scoring:
         return self._input(x, draft, logits_at)
 
     def _input_after_root(self, x: Tokens, draft: Draft) -> ModelInput:
-        """Run a forward over the pending tokens and the root. Return the input of the draft.
+        """Run a forward over the pending tokens and the root. Return the input of a forward over
+        the draft.
 
-        This is for recurrent states, which can return only to the end of a forward: if the draft is
-        rejected, the state returns to the root.
+        Recurrent states need two forwards, because they can return only to the end of a forward. If
+        the draft is rejected, the state returns to the root.
         """
         if draft.parents not in (None, tuple(range(-1, draft.nodes - 1))):
             raise trees_fault(self.target.decoder)
@@ -341,17 +346,17 @@ class Scoring:
 
     @property
     def captured_layers(self) -> Sequence[int]:
-        """Layers whose output `store_output` needs."""
+        """Target layers whose output `store_output` needs."""
         return () if self._feature_cache is None else self._feature_cache.layers
 
     def store_prompt_chunk(self, out: ModelOutput) -> None:
-        """Keep the rows and features of a chunk of the prompt that is not the last one."""
+        """Keep the rows and features of a prompt chunk. More chunks of the prompt follow."""
         if self._feature_cache is not None:
             self._feature_cache.write(out)
         self.keep(range(out.hidden.shape[1]))
 
     def store_output(self, out: ModelOutput) -> Tensor:
-        """Store the features of a forward. Return its logits [n, V]."""
+        """Store the features of a finished forward. Return the forward's logits [n, V]."""
         if self._num_reread or self._root_output is not None:
             out, self._root_output = _rows_from_root(self._root_output, out), None
         if self._feature_cache is not None:
@@ -359,7 +364,8 @@ class Scoring:
         return _logits(out)
 
     def _end_paused_forward(self, out: ModelOutput | None) -> None:
-        """Store the features of a finished paused forward. `out` is None after an early exit."""
+        """Store the features of a paused forward that has ended. `out` is None after
+        an early exit."""
         self._paused = None
         if self._feature_cache is None:
             return
@@ -371,7 +377,7 @@ class Scoring:
         self._feature_cache.write(out)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Keep the rows `path` of the last forward in the state. Row 0 is the root."""
+        """Keep the rows `path` of the last forward in the target's state. Row 0 is the root."""
         self._length_before_partial = self._pending = None  # `commit` drops partial rows too
         if self._num_reread:
             num_reread, self._num_reread = self._num_reread, 0
@@ -384,7 +390,7 @@ class Scoring:
             self.look_ahead_rows.keep(path)
 
     def _input(self, x: Tokens, draft: Draft | None, logits_at: LogitsAt) -> ModelInput:
-        """Return the input of a forward over the root and a draft, or over the prompt."""
+        """Return the target's input for a forward over the root and a draft, or over the prompt."""
         positions, mask = (None, None) if draft is None else self._shape(draft)
         return ModelInput(
             x,
@@ -397,7 +403,9 @@ class Scoring:
         )
 
     def _shape(self, draft: Draft) -> tuple[Tensor | None, Tensor | None]:
-        """Return the positions [1, n] and the mask [n, n] of a tree, or None for a chain."""
+        """Return the positions [1, n] and the mask [n, n] of a tree. Return (None, None) for a
+        chain.
+        """
         if draft.parents is None:
             return None, None
         mask, depths = build_tree_mask(draft.parents, self.target.device)
@@ -405,7 +413,7 @@ class Scoring:
 
 
 def _rows_from_root(root: ModelOutput | None, out: ModelOutput) -> ModelOutput:
-    """Return the output of the root and the draft, without tokens before the root.
+    """Return the output for the root and the draft, without the rows of tokens before the root.
 
     Args:
         root: Output of a separate forward over the root, or None.

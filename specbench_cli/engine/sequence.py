@@ -1,5 +1,7 @@
-"""Text of one request: prompt, committed tokens and their times. Stop rule, and recorded
-outputs."""
+"""Text of one request: the prompt and the committed tokens with their times.
+
+Also the rule that ends an output, and recorded outputs.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,10 @@ Finish = Literal["eos", "stop", "length"]
 class StopRule:
     """Rule that ends an output.
 
-    eos: Ids that end it. The id is kept.
+    eos: Token ids that end the output. Such an id is kept.
     max_new_tokens: Maximum number of output tokens.
     strings: Stop strings. The token that completes one of them is kept.
-    decode: Function that returns the text of the output's ids, in which stop strings are searched.
+    decode: Function that returns the text of the output's ids, to search it for stop strings.
     """
 
     eos: frozenset[int]
@@ -41,7 +43,7 @@ class StopRule:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}; prefill alone gives 1")
 
     def truncate(self, output: Sequence[int], new: Sequence[int]) -> tuple[int, Finish | None]:
-        """Return how many of the `new` tokens to keep, and why the output ends.
+        """Return how many of the `new` tokens to keep, and the reason why the output ends.
 
         The reason is None if the output does not end.
         """
@@ -68,18 +70,21 @@ It is never committed, because the stop rule ends the output first."""
 
 
 class RecordedOutput:
-    """Recorded output that decides instead of the target in a replay.
+    """Output of an earlier run, whose tokens replace the target's choices in a replay.
 
     Args:
         ids: Tokens of the output.
-        device: Device of the choices.
+        device: Device of the tensors that `choices` returns.
     """
 
     def __init__(self, ids: Sequence[int], device: torch.device) -> None:
         self._ids = host.ids([*ids, PAST_END], device)
 
     def choices(self, first: int, depths: Sequence[int]) -> Tensor:
-        """Return the tokens [n] at the output indices first + depth, `PAST_END` after the end."""
+        """Return the recorded tokens [n] at the output indices first + depth.
+
+        After the end of the output, the result is `PAST_END`.
+        """
         end = self._ids.shape[0] - 1
         at = host.ids([min(first + depth, end) for depth in depths], self._ids.device)
         return self._ids[at]
@@ -89,20 +94,20 @@ class RecordedOutput:
 
 
 class Text:
-    """Text of a request. Only `append` extends it, and applies the stop rule.
+    """Text of a request. Only the function `append` extends the text, and it applies the stop rule.
 
     Args:
-        ids: Ids of the prompt.
-        stop: The stop rule.
+        ids: Token ids of the prompt.
+        stop: The rule that ends the output.
         now_ns: Function that returns the time in ns.
 
     Attributes:
-        tokens: Ids of the prompt and committed ids. Read only.
+        tokens: Token ids of the prompt, then the committed ids. Read only.
         prompt_length: Number of prompt tokens.
-        origin: Origin of each committed token.
-        finish: Reason why the output ended. None while it has not.
+        origin: For each committed token, whether it was drafted or chosen by the target.
+        finish: Reason why the output ended. None while it has not ended.
         last_choice: Last token that verification chose, as a number and as a tensor [1] on the
-            device. It saves a copy to the device if the text ends with this token.
+            device. If the text ends with this token, no copy to the device is needed.
         started_ns, first_ns, last_ns: Start of the timer, and times of the first and last token.
     """
 
@@ -129,34 +134,38 @@ class Text:
 
     @property
     def position(self) -> int:
-        """Index of the next output token, which is the number of output tokens."""
+        """Index of the next output token. It equals the number of output tokens so far."""
         return len(self.tokens) - self.prompt_length
 
     @property
     def output(self) -> Sequence[int]:
-        """The committed ids."""
+        """Token ids of the output so far."""
         return self.tokens[self.prompt_length :]
 
     @property
     def last_token(self) -> Tensor:
-        """Last token of the text as a tensor [1] on the device."""
+        """Last token of the text, as a tensor [1] on the device."""
         if self._last_token is None:
             self._last_token = host.ids(self.tokens[-1:], self.device)
         return self._last_token
 
     @property
     def max_draft_length(self) -> int:
-        """Maximum useful draft length: the remaining budget, less the token that verification
-        adds."""
+        """Maximum useful draft length.
+
+        It is the remaining token budget minus the token that verification adds.
+        """
         return self.stop.max_new_tokens - self.position - 1
 
     @property
     def steps(self) -> int:
-        """Number of steps including prefill: each one commits one token that was not drafted."""
+        """Number of steps, including prefill. Each step commits exactly one token that was not
+        drafted.
+        """
         return sum(origin not in ("accepted", "relaxed") for origin in self.origin)
 
     def pending_tokens(self, length: int) -> Tokens:
-        """Return the tokens that a state of `length` rows has not processed."""
+        """Return the tokens of the text that a model state with `length` rows has not processed."""
         if not self.position:
             return Tokens(self._prompt[None, length:])
         if length == len(self.tokens) - 1:
@@ -164,11 +173,15 @@ class Text:
         return Tokens(host.ids(self.tokens[length:], self.device)[None])
 
     def append(self, outcome: Outcome) -> Outcome:
-        """Append the tokens of an outcome up to the end of the output. Set `finish` if it ends."""
+        """Append the tokens of a verification outcome, up to the end of the output.
+
+        If the output ends, set `finish`.
+        """
         kept, self.finish = self.stop.truncate(self.output, outcome.committed)
         self.tokens.extend(outcome.committed[:kept])
         self.origin.extend(outcome.origin[:kept])
-        # Reuse the token on the device if the text ends with it.
+        # If the text ends with the token that verification chose, reuse the copy of this token on
+        # the device.
         ends_with_choice = self.last_choice is not None and self.last_choice[0] == self.tokens[-1]
         self._last_token = (
             self.last_choice[1] if self.last_choice is not None and ends_with_choice else None

@@ -1,8 +1,8 @@
 """Session: the interface through which a method decodes one request.
 
-In each step the method builds a draft (`drafts`), the target scores it (`scoring`), the verifier
-decides it (`verify.verifier`), and `Session.commit` appends the outcome to the text. The measuring
-code uses `Harness`, which methods must not touch.
+A step has four parts. The method builds a draft (`drafts`). The target scores the draft
+(`scoring`). The verifier accepts or rejects its tokens (`verify.verifier`). `Session.commit`
+appends the outcome to the text. The measuring code uses `Harness`, which methods must not touch.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ class Harness:
     """Interface of a session for the code that measures methods. Methods must not use it.
 
     Attributes:
-        text: The text with the origins and times of its tokens.
+        text: The text, with the origin and the time of each token.
         meter: Trace of all forwards.
         workers: Drafters that run in parallel with the target.
-        reference: Output of plain decoding, for methods with `upper_bound`. None for all others.
-        batch_sessions: Sessions of the current step, including this one.
+        reference: Output of plain decoding, for methods with `upper_bound`. None for all other
+            methods.
+        batch_sessions: Sessions of the current step, including this session.
         policy: Rule that sets the draft lengths of all sequences of a step, or None.
     """
 
@@ -57,11 +58,10 @@ class Harness:
         self._num_reported, self._timer_started = 0, False
 
     def begin(self) -> None:
-        """Start the timer. Before, the prompt was copied to the device and the states were
-        allocated.
+        """Start the timer. The prompt is already on the device, and the model states are allocated.
 
         Raises:
-            MethodFault: The timer runs already. A method must not start it.
+            MethodFault: The timer is already running. A method must not start it.
         """
         if self._timer_started:
             raise MethodFault(
@@ -75,10 +75,11 @@ class Harness:
         self.text.start()
 
     def set_states(self, allocate_state: Callable[[Decoder, int], State]) -> None:
-        """Allocate the session's states. In a batch, this happens when the sequence joins.
+        """Allocate the session's model states. In a batch, this happens when the sequence joins.
 
         Args:
-            allocate_state: Function from a decoder and a number of extra rows to an empty state.
+            allocate_state: Function that returns an empty state for a decoder and a number of extra
+                rows.
         """
         session = self._session
         session._allocate_state = allocate_state
@@ -109,7 +110,8 @@ class Harness:
 
     @property
     def scoring(self) -> Scoring:
-        """The target's forwards, which a batch runs for all its sessions together."""
+        """The target's forwards of this session. A batch runs them together for all
+        its sessions."""
         return self._session._scoring
 
     def step_cost(self, sequences: int, rows: int, even: bool = True) -> float:
@@ -123,7 +125,7 @@ class Harness:
         return self._session._workspace.cost("target", rows, sequences, even)
 
     def drafting_cost(self, model: Metered | MeteredHead, sequences: int) -> float:
-        """Return the time to draft one more token for each sequence, including work on the host."""
+        """Return the time to draft one more token for each sequence, including CPU work."""
         return model.portion * self._session._workspace.cost(model.name, sequences, sequences)
 
     @property
@@ -132,7 +134,7 @@ class Harness:
         return self._session._step_log.steps
 
     def commit_first(self, logits: Tensor) -> None:
-        """Choose the first token from the logits [1, V] after the prompt, and commit it."""
+        """Choose the first output token from the logits [1, V] after the prompt, and commit it."""
         session = self._session
         first = session._verifier.decide(session.chain(()), logits)
         self.text.append(replace(first, origin=("prefill",)))
@@ -147,11 +149,13 @@ class Harness:
 class Session(DraftBuilder):
     """Interface through which a method decodes one request.
 
-    The base classes have the text and the models (`SessionView`) and the drafts (`DraftBuilder`).
+    The base class `SessionView` has the text and the models. The base class `DraftBuilder` builds
+    drafts.
 
     Args:
-        recording: Tokens of a recorded output, which decide instead of the target (replay).
-        reference: See `Harness`.
+        recording: Tokens of a recorded output. In a replay they replace the target's choices.
+        reference: Output of plain decoding, for methods with `upper_bound`. None for all other
+            methods.
 
     Attributes:
         harness: Interface for the measuring code. Methods must not use it.
@@ -195,7 +199,9 @@ class Session(DraftBuilder):
 
     @property
     def state(self) -> State:
-        """State of the target. `score` appends rows, and `commit` keeps some of them."""
+        """State of the target (such as its KV cache). `score` appends rows, and `commit` keeps some
+        of them.
+        """
         return self._scoring.state
 
     def partial(
@@ -207,19 +213,20 @@ class Session(DraftBuilder):
     ) -> Partial:
         """Return a part of the target that serves as a draft model.
 
-        Its forwards count as drafting, with their share of the weights. On `session.state` it needs
-        no prefill, because it reads the target's own rows. The engine discards the rows that it
-        writes there before the target scores. It can also have a state of its own.
+        Its forwards count as drafting, and cost their share of the target's weights. The part can
+        run on `session.state`. It then needs no prefill, because it reads the target's own rows.
+        The engine discards the rows that the part writes there before the target scores.
+        Alternatively, the part has a state of its own.
 
         Args:
-            layers: Half-open range of the layers that run. None means all. (0, E) is an early exit,
-                and (E, F) continues from the `Hidden` rows that layer E - 1 returned.
+            layers: Half-open range of the layers that run. None means all layers. (0, E) is an
+                early exit. (E, F) continues from the `Hidden` rows that layer E - 1 returned.
             skip: Layers to skip, or sublayers as (layer, "attention") and (layer, "mlp").
-            keep: True if the target's next `score` runs only the layers that this part, (0, E), has
-                not run for the draft. This costs one device sync per step.
+            keep: True if the target's next `score` runs only the layers that this part has not run
+                for the draft. The part must be a range (0, E). This costs one device sync per step.
 
         Raises:
-            MethodFault: the target has no such layers.
+            MethodFault: The target has no such layers.
         """
         meter, place = self._meter, self._place
         skipped = frozenset(skip)
@@ -232,16 +239,17 @@ class Session(DraftBuilder):
     def reserve(self, nodes: int, ahead: MeteredHead) -> LookAheadRows: ...
 
     def reserve(self, nodes: int, ahead: MeteredHead | None = None) -> LookAheadRows | None:
-        """Reserve rows in the target's state for trees of up to `nodes` nodes. Call it before
-        prefill.
+        """Reserve rows in the target's state for trees of up to `nodes` nodes.
+
+        Call it before prefill.
 
         Args:
-            ahead: A `LookAhead` head. The target's forwards then include its extra rows after the
-                last committed token and after all nodes.
+            ahead: A `LookAhead` head. The target's forwards then include the head's extra rows,
+                after the last committed token and after all draft nodes.
 
         Returns:
             With `ahead`, an object that returns the logits of the extra rows
-                (`LookAheadRows.latest_logits`).
+            (`LookAheadRows.latest_logits`). Otherwise None.
 
         Raises:
             MethodFault: The target is recurrent and does not support `LookAhead` heads.
@@ -255,19 +263,19 @@ class Session(DraftBuilder):
         return look_ahead_rows
 
     def capture_layers(self, captured_layers: Sequence[int]) -> None:
-        """Capture hidden states in the target's forwards, for a head. Call it before prefill.
+        """Capture hidden states in the target's forwards, for a draft head. Call it before prefill.
 
         Args:
-            captured_layers: See `Head.captured_layers`.
+            captured_layers: Target layers whose output is captured, as in `Head.captured_layers`.
         """
         self._scoring.capture_layers(captured_layers)
 
     def pending_features(self, length: int) -> Features:
         """Return the tokens that a head has not processed, with the target's features.
 
-        These are the committed tokens from index `length` + 1 on. Each one comes with the features
-        of the token before it. After prefill they are the prompt without its first token, and the
-        first committed token.
+        These are the committed tokens from index `length` + 1 on. Each token comes with the
+        features of the token before it. After prefill, these tokens are the prompt without its
+        first token, and the first committed token.
 
         Args:
             length: Number of rows in the head's state.
@@ -278,12 +286,12 @@ class Session(DraftBuilder):
         return self._scoring.features(self.pending_tokens(length + 1))
 
     def features(self, n: int = 1) -> Tensor:
-        """Return features [n, width] for a head without a state.
+        """Return target features [n, width] for a head without a state.
 
-        The target chose the last n committed tokens from these hidden states.
+        From these hidden states, the target chose the last n committed tokens.
 
         Args:
-            n: At most the number of tokens that the last step committed.
+            n: Number of tokens, at most the number that the last step committed.
 
         Raises:
             MethodFault: `capture_layers` or `prefill` was not called, or n is too large.
@@ -300,41 +308,44 @@ class Session(DraftBuilder):
         """Run the target over the last committed token and a draft. Return the logits [m + 1, V].
 
         Args:
-            proposed: Number of nodes that the method proposes, the first ones. Further nodes are
-                only computed, and must not be verified. None means all nodes.
+            proposed: Number of draft nodes that the method proposes: the first nodes of the draft.
+                The target only computes the remaining nodes, and they must not be verified. None
+                means all nodes.
 
         Raises:
-            MethodFault: the draft is malformed. The message names the step, the field and what is
-                allowed.
+            MethodFault: The draft is malformed. The message names the step, the field and the
+                allowed values.
         """
         return self._scoring.score(draft, proposed)
 
     def begin_score(self, draft: Draft, layer: int, *, early: bool = True) -> PausedForward:
-        """Start a `score` that pauses after the first `layer` layers.
+        """Start to score a draft, and pause after the first `layer` layers.
 
-        The result continues with `run_to` and ends with `end()`, whose `rows` are the logits of
-        `score`. `early_logits` [m + 1, V], `early_logits_of` and `exit_logits` are the logits of an
-        early exit at the layer. A lossy method may end the forward there (`exit_early`) and pass
-        the exit's logits to `verify`.
+        The returned forward continues with `run_to`. It ends with `end()`, whose `rows` are the
+        same logits that `score` returns. The logits of an early exit at the layer are
+        `early_logits` [m + 1, V], `early_logits_of` and `exit_logits`. A lossy method may end the
+        forward there (`exit_early`) and pass the exit's logits to `verify`.
 
         Args:
             early: True to compute early logits after the first layers. A method may use them to
                 prepare the next draft.
 
         Raises:
-            MethodFault: As for `score`, or the target has no such layer.
+            MethodFault: The draft is malformed, or the target has no such layer.
         """
         return self._scoring.begin_score(draft, layer, early=early)
 
     def verify(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
-        """Decide a draft from the target's logits [m + 1, V] at its root and nodes.
+        """Accept or reject draft tokens, from the target's logits [m + 1, V] at the root and all
+        nodes.
 
-        For a chain, rows [m, V] without the last node's are enough. Then no bonus token follows.
-        The run's contrast and logits processor (`Sampling`) are applied here.
+        For a chain, the logits [m, V] without the last node are enough. Then no bonus token
+        follows. The function also applies the run's contrastive decoding and logits processor
+        (`Sampling`).
 
         Args:
             accept: Accept rule, which may keep tokens that the lossless rule rejects. None means no
-                rule.
+                such rule.
 
         Raises:
             MethodFault: The number of rows is wrong, or the run does not allow an accept rule: with
@@ -343,29 +354,30 @@ class Session(DraftBuilder):
         return self._verifier.verify(draft, rows, accept)
 
     def verified_logits(self) -> Tensor:
-        """Return the target's logits [m + 1, V] for the last verified draft, for `Method.observe`.
+        """Return the target's logits [m + 1, V] for the last verified draft.
 
-        They are valid until the next forward.
+        `Method.observe` may use it. The logits are valid until the next forward.
 
         Raises:
-            MethodFault: nothing was verified yet.
+            MethodFault: No draft was verified yet.
         """
         if self._verifier.rows is None:
             raise MethodFault("no draft was verified yet: `verified_logits` is for `observe`")
         return self._verifier.rows
 
     def commit(self, outcome: Outcome) -> Outcome:
-        """Append the tokens of an outcome to the text, and keep their rows in the target's state.
+        """Append the tokens of a verification outcome to the text. Keep their rows in the target's
+        state.
 
-        The stop rule may cut the outcome. Only this method extends the text.
+        The stop rule may shorten the outcome. No other method extends the text.
 
         Returns:
-            The outcome as far as it was committed. `finish` is set if the output ends here.
+            The committed part of the outcome. Its `finish` is set if the output ends here.
         """
         committed = self._text.append(outcome)
         self._step_log.record_committed(committed)
-        # Keep the rows of the root and of accepted tokens. The last committed token is the next
-        # root, and the next forward processes it.
+        # Keep the rows of the root and of the accepted tokens. The last committed token is the next
+        # root, so the next forward processes it.
         nodes = committed.path[: len(committed.committed) - 1]
         self._scoring.keep((0, *(node + 1 for node in nodes)))
         if (weakened := self._verifier.weakened) is not None:
@@ -373,10 +385,11 @@ class Session(DraftBuilder):
         return committed
 
     def step(self, draft: Draft, committed: Outcome, **extra: float) -> Step:
-        """Return the step that the method yields, with the forwards since the last step.
+        """Return the step that the method yields, with all forwards that have run since the last
+        step.
 
         Args:
-            extra: Counts of the method's own. Records store their sums.
+            extra: The method's own counts. The stored record of the output has their sums.
         """
         return Step(0, draft, committed, self.harness.forwards(), extra)
 
@@ -389,7 +402,7 @@ class Session(DraftBuilder):
         mask: Tensor | None = None,
         logits_at: LogitsAt = "last",
     ) -> ModelInput:
-        """Return the input of this sequence for a draft model's forward over a batch.
+        """Return this sequence's input for a draft model's forward over a whole batch.
 
         The arguments are those of `Decoder.forward`. Pass the result to `Metered.forward_batch`.
         """

@@ -33,18 +33,18 @@ from specbench_cli.former_names import renamed_members
     since="pending_tokens", room="max_draft_length", hire="start_worker", words="vocabulary"
 )
 class SessionView:
-    """Base class of `Session`: the text, models, states and random numbers of a request.
+    """Base class of `Session`: the text, models, model states and random numbers of a request.
 
-    Nothing here changes the text.
+    Nothing in this class changes the text.
 
     Args:
-        pass_: Number of the repeat, from 1.
-        random: Source of random numbers. None derives them from seed, prompt and repeat.
-        shared: The batch of the request. None means that it is decoded alone.
+        pass_: Number of the run's repeat, from 1.
+        random: Source of random numbers. None derives it from the seed, the prompt and the repeat.
+        shared: The batch of the request. None means that the request is decoded alone.
 
     Attributes:
-        requests: The request, as a tuple of one.
-        target: The metered target. Its forwards count as verification.
+        requests: The request, as a tuple with one element.
+        target: The target, with metered forwards. They count as verification.
         device: The target's device.
         sampling: The decoding rule.
         memory: Data that the method keeps between prompts, if its `state_scope` is not "prompt".
@@ -85,45 +85,49 @@ class SessionView:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Vocabulary of the target: the bytes of each token id, and the tokenization of a text.
+        """Vocabulary of the target: the bytes of each token id, and a function that tokenizes text.
 
         Raises:
-            MethodFault: The format of the target's tokenizer is not supported.
+            MethodFault: specbench does not support the format of the target's tokenizer.
         """
         return self._workspace.vocabulary()
 
     def tokens(self) -> Sequence[int]:
-        """Return all ids so far: the prompt and the committed tokens. Read only."""
+        """Return all token ids so far: the prompt and the committed tokens. Read only."""
         return self._text.tokens
 
     def output(self) -> Sequence[int]:
-        """Return the committed ids."""
+        """Return the token ids of the output so far."""
         return self._text.output
 
     @property
     def finish(self) -> Finish | None:
-        """Reason why the output ended. None if it has not."""
+        """Reason why the output ended. None if it has not ended."""
         return self._text.finish
 
     def max_draft_length(self) -> int:
         """Return the maximum useful draft length, or number of tree levels.
 
-        It is the remaining token budget, less the token that verification adds.
+        It is the remaining token budget minus the token that verification adds.
         """
         return self._text.max_draft_length
 
     def pending_tokens(self, length: int) -> Tokens:
-        """Return the tokens of the text that a state with `length` rows has not processed."""
+        """Return the tokens of the text that a model state with `length` rows has not processed."""
         return self._text.pending_tokens(length)
 
     # ---- models and states ----------------------------------------------------------------------
 
     def draft(self, name: str = "draft") -> Metered:
-        """Return another decoder of the run, metered. Its forwards count as drafting."""
+        """Return a draft model of the run by its name. Its forwards are metered and count as
+        drafting.
+        """
         return Metered(self._decoder(name), self._meter, role="draft", place=self._place)
 
     def new_state(self, decoder: Metered, slack: int = 0) -> State:
-        """Return an empty state for the longest sequence of the run plus `slack` rows."""
+        """Return an empty state with capacity for the longest sequence of the run plus `slack`
+        rows.
+        """
         state = self._allocate_state(decoder.decoder, slack)
         source = self.requests[0].source
         if source is not None:
@@ -135,11 +139,12 @@ class SessionView:
         return state
 
     def start_worker(self, kind: type[Drafter], params: MethodParams) -> Worker:
-        """Start a drafter that runs in parallel with the target, beginning with its prefill.
+        """Start a drafter that runs in parallel with the target, beginning with the drafter's
+        prefill.
 
         Args:
             kind: Class of the drafter. It must be defined at the top level of a module.
-            params: Parameters of the method, passed to the drafter.
+            params: Parameters of the method. The drafter receives them.
 
         Raises:
             WorkerLost: The process does not start.
@@ -150,7 +155,7 @@ class SessionView:
             request.turn,
             self._pass,
             request.ids,
-            # Drafters in other processes do not use the logits processor.
+            # Drafters in other processes do not use the logits processor or contrastive decoding.
             replace(self.sampling, processor=None, contrast=None),
             self._workspace.capacity,
             self.target.vocab_size,
@@ -173,7 +178,9 @@ class SessionView:
         return worker
 
     def artifact(self, wanted: ArtifactSpec) -> Any:
-        """Return a trained module of the run. The forwards of a head count as drafting."""
+        """Return a trained module of the run. If it is a draft head, its forwards count as
+        drafting.
+        """
         made = self._workspace.artifact(wanted)
         if isinstance(made, FeatureHead):
             return MeteredHead(made, self._meter, place=self._place)
@@ -185,17 +192,17 @@ class SessionView:
         """Return the method's own trainable copy of a decoder or trained module.
 
         The copy is created at first use, so `Method.start` should request it. The method needs a
-        `state_scope`. The forwards of the copy count as drafting.
+        `state_scope` other than "prompt". The forwards of the copy count as drafting.
 
-        The weights are the parameters of `module`, which is called like a transformers model:
-        `module(ids).logits`. They may change only in `Method.learn`, so one request is decoded with
-        one version of the weights.
+        The weights are the parameters of the copy's `module`, which is called like a transformers
+        model: `module(ids).logits`. They may change only in `Method.learn`. So one request is
+        decoded with one version of the weights.
 
         Args:
             topic: Topic of the copy, for a method with one copy per topic.
 
         Raises:
-            MethodFault: there is no such decoder, or it has no torch module.
+            MethodFault: There is no such decoder, or it has no torch module.
         """
         if isinstance(wanted, str):
             source: Any = self._decoder(wanted)
@@ -210,14 +217,15 @@ class SessionView:
         return Metered(made, self._meter, role="draft", place=self._place)
 
     def verify_cost(self, rows: int) -> float:
-        """Return the time of a target forward over a number of rows, relative to one row.
+        """Return the time of a target forward over `rows` rows, divided by the time over one row.
 
-        The rows include the root. The run measures the costs if `Method.uses_costs` is true.
+        The rows include the root. The run measures these times if `Method.uses_costs` is True.
         """
         return self._workspace.cost("target", rows)
 
     def draft_cost(self, model: Metered | MeteredHead, rows: int = 1) -> float:
-        """Return the time of a draft model's forward, relative to a target forward over one row.
+        """Return the time of a draft model's forward, divided by that of a target forward over one
+        row.
 
         A part of the target costs its share of a full forward.
         """
@@ -227,7 +235,7 @@ class SessionView:
 
     @property
     def random(self) -> Random:
-        """Source of random numbers, with `categorical` and `bernoulli`."""
+        """Source of random numbers, with the functions `categorical` and `bernoulli`."""
         return self._chooser.random
 
     def warp(self, rows: Tensor) -> Tensor:
@@ -235,17 +243,17 @@ class SessionView:
         return self._chooser.warp(rows)
 
     def noise(self, first: int, n: int = 1) -> Tensor:
-        """Return the Gumbel noise [n, V] of n output positions from `first` on.
+        """Return the Gumbel noise [n, V] for n output positions, starting at position `first`.
 
-        It depends only on seed, prompt and position, so all methods have the same noise (coupled
-        sampling).
+        The noise depends only on seed, prompt and position. So all methods have the same noise,
+        which is called coupled sampling.
         """
         return self._chooser.noise(first, n)
 
     def scores(self, rows: Tensor, first: int, depths: Sequence[int] | None = None) -> Tensor:
-        """Return decision scores of logits [n, V] at the output positions from `first` on.
+        """Return the scores of logits [n, V] at the output positions from `first` on.
 
-        The argmax of a row is the chosen token.
+        The token with the highest score in a row is the chosen token.
 
         Args:
             depths: Offset of each row's position from `first`. Default: 0, 1, 2, ...

@@ -1,12 +1,12 @@
 """Simulation of a method under load, without running models.
 
 `specbench predict` uses it. The simulation runs the engine's own batches, sessions, methods and
-length policies, and replaces two parts:
+length rules. It replaces two parts:
 
 * The models are `ScriptedDecoder`s. They return tokens that are known in advance from a recorded
   run: the output of each request, and which of its tokens the draft model predicted correctly.
 * The clock is a `SimulatedClock`. It advances by the cost of each forward, which a cost function
-  returns, and by the time until the next request arrives if nothing is decoded.
+  returns. If no request is being decoded, it advances to the arrival of the next request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from specbench_cli.errors import MethodFault
 
 
 class SimulatedClock(HostClock):
-    """Clock that advances only by `sleep`.
+    """Clock that advances only when `sleep` is called.
 
     Attributes:
         model: Model of the last forward.
@@ -56,7 +56,7 @@ class SimulatedTimeDecoder(Decoder):
     """Wrapper of a decoder that advances the simulated clock by the cost of each forward.
 
     Args:
-        cost: Function that returns the time of a forward, including host work.
+        cost: Function that returns the time of a forward, including CPU work.
     """
 
     def __init__(self, decoder: Decoder, clock: SimulatedClock, cost: CostFunction) -> None:
@@ -71,18 +71,18 @@ class SimulatedTimeDecoder(Decoder):
         return self._decoder.name
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> State:
-        """See `Decoder`."""
+        """Return an empty state of the wrapped decoder."""
         return self._decoder.new_state(capacity, n_seqs)
 
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See `Decoder`."""
+        """Run a forward, and advance the clock by its cost."""
         self._spend([(model_input, not model_input.state.length())])
         return self._decoder.run(model_input)
 
     def forward_batch(
         self, parts: Sequence[ModelInput], *, captured_layers: Sequence[int] = ()
     ) -> list[ModelOutput]:
-        """See `Decoder`."""
+        """Run a forward over several sequences, and advance the clock by its cost."""
         self._spend([(part, part.prompt or not part.state.length()) for part in parts])
         return self._decoder.forward_batch(parts, captured_layers=captured_layers)
 
@@ -99,9 +99,9 @@ class ScriptedRequest:
 
     Attributes:
         prompt, output: Token ids.
-        draft_correct: For each output token, whether the draft model predicts it.
+        draft_correct: For each output token, whether the draft model predicts it correctly.
         budget: Maximum number of new tokens.
-        eos: Whether the output ended with an end-of-text token, not at the budget.
+        eos: True if the output ended with an end-of-text token, False if it ended at the budget.
     """
 
     prompt: tuple[int, ...]
@@ -111,16 +111,16 @@ class ScriptedRequest:
     eos: bool = False
 
     def request(self, place: int) -> Request:
-        """Return the request for the engine. `place` is its index in the batch."""
+        """Return the request in the engine's form. `place` is its index in the batch."""
         stop = StopRule(frozenset(self.output[-1:] if self.eos else ()), self.budget)
         return Request(f"simulated/{place}", 1, self.prompt, stop)
 
 
 class ScriptedState:
-    """State of a `ScriptedDecoder`, which has no tensors.
+    """State of a `ScriptedDecoder`. It contains no tensors.
 
     Args:
-        row_bytes: Bytes per token that `nbytes` reports.
+        row_bytes: Number of bytes per token that `nbytes` reports.
 
     Attributes:
         text: Prompt tokens so far.
@@ -136,38 +136,38 @@ class ScriptedState:
         self.script: ScriptedRequest | None = None
 
     def length(self, seq: int = 0, layer: int = 0) -> int:
-        """See `State`."""
+        """Return the number of tokens processed so far."""
         return self._written
 
     def position(self, seq: int = 0) -> int:
-        """See `State`."""
+        """Return the position of the next token: the number of tokens processed so far."""
         return self._written
 
     def write(self, n: int) -> None:
-        """Add n rows."""
+        """Count n more processed tokens."""
         self._written += n
 
     def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
-        """See `State`."""
+        """Keep the tokens at `path` and drop all other tokens since the last commit."""
         self._written = self._kept + len(path)
         self._kept = self._written - loose
 
     def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
-        """See `State`."""
+        """Drop all tokens from position n on."""
         self._written = min(self._written, n)
         self._kept = min(self._kept, n)
 
     def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
-        """See `State`. A scripted decoder has no layers to skip."""
+        """Do nothing, because a scripted decoder has no layers to skip."""
 
     def clear(self) -> None:
-        """See `State`."""
+        """Drop all tokens."""
         self._written = self._kept = 0
         self.text, self.script = (), None
 
     @property
     def nbytes(self) -> int:
-        """See `State`."""
+        """Number of bytes that a real state with this capacity would take."""
         return self.capacity * self._row_bytes
 
 
@@ -175,11 +175,11 @@ class ScriptedDecoder(Decoder):
     """Decoder that returns the known tokens of scripted requests.
 
     Args:
-        perfect: Whether it always predicts the right token, as the target does. If not, it predicts
-            a wrong token where `ScriptedRequest.draft_correct` is False.
+        perfect: True if the decoder always predicts the right token, as the target does. If False,
+            it predicts a wrong token where `ScriptedRequest.draft_correct` is False.
 
     Raises:
-        ValueError: two requests have the same prompt and different outputs.
+        ValueError: Two requests have the same prompt and different outputs.
     """
 
     n_layers = hidden_size = 1
@@ -197,14 +197,16 @@ class ScriptedDecoder(Decoder):
         self.vocab_size = 2 + max(max(s.prompt + s.output) for s in scripts)
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> ScriptedState:
-        """See `Decoder`."""
+        """Return an empty state. It contains no tensors."""
         return ScriptedState(capacity, self._row_bytes)
 
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See `Decoder`. It supports only chains, and only forwards through all layers.
+        """Return logits that predict the scripted tokens.
+
+        Only chains and forwards through all layers are supported.
 
         Raises:
-            MethodFault: the input is not supported.
+            MethodFault: The input is not supported.
         """
         x, state, at = model_input.x, model_input.state, model_input.logits_at
         if not isinstance(x, Tokens) or model_input.options.keys() - {"logits_at"}:
@@ -230,7 +232,9 @@ class ScriptedDecoder(Decoder):
         return ModelOutput(logits, hidden)
 
     def _next_token(self, script: ScriptedRequest, position: int) -> int:
-        """Return the predicted token at a position of the text. After its end, return 0."""
+        """Return the predicted token at a position of the text. After the end of the text, return
+        0.
+        """
         at = position - len(script.prompt)
         if at >= len(script.output):
             return 0
@@ -252,11 +256,12 @@ def simulate(
 
     Args:
         cost: Function that returns the time of a forward.
-        size, chunk, arrivals: See `Batch`.
-        costs: Forward costs that length policies read; see `Workspace.costs`.
+        size, chunk, arrivals: Arguments of `Batch`: batch size, prompt tokens per forward, and
+            arrival times of the requests.
+        costs: Forward costs that draft length rules read (`Workspace.costs`).
 
     Raises:
-        MethodFault: the method needs trees, heads or partial forwards.
+        MethodFault: The method needs trees, heads or forwards through only some layers.
     """
     clock = SimulatedClock()
     decoders: Mapping[str, Decoder] = {
@@ -281,7 +286,10 @@ def run_batch(
     chunk: int | None = None,
     arrivals: Sequence[float] = (),
 ) -> Batch:
-    """Decode requests as a batch. The models of the workspace must be `SimulatedTimeDecoder`s."""
+    """Decode requests as a batch, on a simulated clock.
+
+    The models of the workspace must be `SimulatedTimeDecoder`s.
+    """
     batch = Batch(
         workspace,
         requests,

@@ -1,6 +1,6 @@
 """Log of what a session scored, verified and committed in each step.
 
-`watch` compares it with the steps that the method reports.
+The module `watch` compares the log with the steps that the method reports.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from specbench_cli.engine.types import Draft, Outcome
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """Tokens and structure of a draft, without its distributions, which are large.
+    """Tokens and structure of a draft, without the draft's large distributions.
 
-    tokens: [m] on the device. parents: As in `Draft`.
+    tokens: Token ids [m] on the device.
+    parents: Index of each token's parent, -1 for the root. None for a chain.
     """
 
     tokens: Tensor
@@ -24,7 +25,7 @@ class DraftShape:
 
     @classmethod
     def from_draft(cls, draft: Draft, nodes: int | None = None) -> DraftShape:
-        """Return the shape of a draft, or of its first nodes."""
+        """Return the shape of a draft, or of its first `nodes` nodes."""
         if nodes is None or nodes == draft.nodes:
             return cls(draft.tokens, draft.parents)
         parents = draft.parents
@@ -36,9 +37,9 @@ class StepRecord:
     """Drafts and outcome of one step of a session.
 
     Attributes:
-        scored: Drafts that the target scored, without nodes that the method did not propose.
-        verified: Drafts that were passed to `verify`.
-        committed: The committed outcome. None before the commit.
+        scored: Drafts that the target scored. Nodes that the method did not propose are left out.
+        verified: Drafts that the method passed to `verify`.
+        committed: The outcome that was committed. None before the commit.
     """
 
     scored: list[DraftShape] = field(default_factory=list)
@@ -50,26 +51,26 @@ class StepLog:
     """Log of everything that a session scored, verified and committed.
 
     Attributes:
-        steps: One entry per step, without the prefill.
+        steps: One entry per step. The prefill has no entry.
     """
 
     def __init__(self) -> None:
         self.steps: list[StepRecord] = []
 
     def record_scored(self, draft: Draft, proposed: int | None = None) -> None:
-        """Record that a draft, or its first `proposed` nodes, was scored."""
+        """Record that the target scored a draft, or only its first `proposed` nodes."""
         self._open_step().scored.append(DraftShape.from_draft(draft, proposed))
 
     def record_verified(self, draft: Draft) -> None:
-        """Record that a draft was verified."""
+        """Record that the session verified a draft."""
         self._open_step().verified.append(DraftShape.from_draft(draft))
 
     def record_committed(self, outcome: Outcome) -> None:
-        """Record what was committed, and close the step."""
+        """Record the committed outcome, and end the step."""
         self._open_step().committed = outcome
 
     def _open_step(self) -> StepRecord:
-        """Return the current step, which has no committed outcome yet."""
+        """Return the current step, which has no committed outcome yet. Create it if needed."""
         if not self.steps or self.steps[-1].committed is not None:
             self.steps.append(StepRecord())
         return self.steps[-1]

@@ -53,7 +53,10 @@ attention writes no keys and values."""
 
 
 def expand_skip(skip: Skip) -> frozenset[Sublayer]:
-    """Return the skipped sublayers. A skipped layer counts as both of its sublayers."""
+    """Return the skipped sublayers (attention or MLP of a layer).
+
+    A skipped layer counts as both of its sublayers.
+    """
     return frozenset(
         sublayer
         for each in skip
@@ -63,16 +66,16 @@ def expand_skip(skip: Skip) -> frozenset[Sublayer]:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Token ids, shape [b, n], int64, on the decoder's device."""
+    """Token ids, an int64 tensor [b, n] on the decoder's device."""
 
     ids: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Hidden states that enter layer `layers[0]`, shape [b, n, hidden].
+    """Hidden states [b, n, hidden] that enter layer `layers[0]` of a forward.
 
-    Used to continue a forward after an exit layer.
+    A forward that continues after an exit layer uses them as input.
     """
 
     rows: Tensor
@@ -82,8 +85,8 @@ class Hidden:
 class Features:
     """Input of a draft head.
 
-    ids: token ids, shape [b, n], int64. rows: the target's features of the token before each id,
-    shape [b, n, width].
+    ids: Token ids, int64 [b, n].
+    rows: For each id, the target's features of the token before it, [b, n, width].
     """
 
     ids: Tensor
@@ -96,11 +99,12 @@ Input = Tokens | Hidden | Features
 
 @dataclass(frozen=True, slots=True)
 class ExtraInput:
-    """Input of a model besides the text, for encoders and image-text models (`Decoder.attach`).
+    """Input of a model in addition to the text, for encoders and image-text models
+    (`Decoder.attach`).
 
     ids: Input ids of an encoder.
-    images: Output of the image processor ("pixel_values"), passed to the module's forward. The text
-        contains the model family's image token at each image's position.
+    images: Output of the image processor ("pixel_values"). The module's forward receives it. The
+        text contains the model family's image token at each image's position.
     """
 
     ids: tuple[int, ...] = ()
@@ -114,8 +118,8 @@ class ModelOutput:
 
     logits: [b, r, V] in the decoder's dtype, one row for each requested position. None if no logits
         were requested.
-    hidden: [b, n, hidden], output of the last computed layer, before the final norm.
-    aux_hidden_states: Layer number -> [b, n, hidden], output of that layer.
+    hidden: [b, n, hidden], output of the last layer that ran, before the final norm.
+    aux_hidden_states: For each captured layer number, the output [b, n, hidden] of that layer.
     """
 
     logits: Tensor | None
@@ -124,7 +128,7 @@ class ModelOutput:
 
     @property
     def rows(self) -> Tensor:
-        """Logits [r, V] of a forward over one sequence."""
+        """Logits [r, V] of the requested positions, for a forward over one sequence."""
         assert self.logits is not None
         return self.logits[0]
 
@@ -133,15 +137,15 @@ class ModelOutput:
 class Draft:
     """Draft for one sequence: a chain or a tree of proposed tokens.
 
-    tokens: [m] int64, target ids on the target's device. A chain's tokens are in order.
-    parents: Index of each node's parent in `tokens`, -1 for the root (the last committed token).
-        Parents come before their children. None for a chain.
+    tokens: int64 [m], target ids on the target's device. The tokens of a chain are in text order.
+    parents: For each node, the index of its parent in `tokens`. -1 means the root, which is the
+        last committed token. Parents come before their children. None for a chain.
     draw_mode: How the tokens were chosen. "deterministic" unless they were drawn from `q`.
-    q: [m, V] float32, the distribution over target ids that each token was drawn from. Siblings
-        drawn without replacement all have the distribution of the first draw: verification removes
-        the earlier siblings.
-    order: All nodes, in the order in which siblings are verified. It must be the order of their
-        draws. None means the order of `tokens`.
+    q: float32 [m, V], the distribution over target ids that each token was drawn from. Siblings
+        drawn without replacement all have the distribution of the first draw, because verification
+        itself removes the earlier siblings.
+    order: All nodes, in the order in which verification tests siblings. It must be the order in
+        which they were drawn. None means the order of `tokens`.
     """
 
     tokens: Tensor
@@ -163,7 +167,7 @@ class Draft:
 
     @property
     def levels(self) -> int:
-        """Number of tokens on the longest path."""
+        """Number of tokens on the longest path of the draft."""
         if self.parents is None:
             return self.nodes
         depth = [0] * self.nodes
@@ -176,10 +180,10 @@ class Draft:
 class Outcome:
     """Result of verifying a draft.
 
-    path: Kept nodes from the root down, as indices into `Draft.tokens`.
-    committed: Their ids, then the recovered, bonus or plain token.
+    path: Accepted nodes from the root down, as indices into `Draft.tokens`.
+    committed: Token ids of these nodes, then the token that verification adds.
     origin: Origin of each committed token.
-    tested: Number of levels that were verified, including the rejected one.
+    tested: Number of levels that were verified, including the level of a rejected token.
     """
 
     path: tuple[int, ...]
@@ -192,12 +196,12 @@ class Outcome:
 class Forward:
     """One recorded forward. Times are in ns since the start of the timer.
 
-    used: False if its result was discarded.
-    share: Share of the model's weights that the forward read; 1 for a whole forward
+    used: False if the result of the forward was discarded.
+    share: Share of the model's weights that the forward read. 1 for a full forward
         (`Decoder.share`).
-    rows: Number of rows of each sequence of a batch, by the sequence's index in the batch. None for
-        a sequence that is decoded alone.
-    prompt_places: Indices of the sequences whose rows belong to their prompts.
+    rows: In a batch, the number of rows of each sequence, by the sequence's index in the batch.
+        None for a sequence that is decoded alone.
+    prompt_places: Indices in the batch of the sequences whose rows belong to their prompts.
     """
 
     model: str
@@ -232,7 +236,7 @@ class SentMessage:
 class Step:
     """One step of a method: a draft, its verification, and the committed tokens.
 
-    draft: None if the method does not know its drafts (peers).
+    draft: None if the method does not know its drafts, because another project's code decodes.
     outcome: What was committed, after the stop rule was applied.
     """
 

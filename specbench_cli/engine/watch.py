@@ -1,9 +1,9 @@
 """Checks that a method did not bypass the measurement, by accident or on purpose.
 
 A method can reach the objects through which a session records time and work, and could change them.
-So `Watch` uses other sources: its own clock, the count of forwards in each model, and the threads
-and processes of this program. `find_misreported_step` compares the steps that a method reports with
-what the session scored and verified.
+So `Watch` uses other sources: its own clock, the number of forwards that each model counts, and the
+threads and processes of this program. `find_misreported_step` compares the steps that a method
+reports with what the session scored and verified.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Watch:
 
     Args:
         workspace: Workspace with all models that may run.
-        memory: Memory of the method. Its trainable copies may run too.
+        memory: Data that the method keeps between prompts. Its trainable copies of models may run
+            too.
 
     Attributes:
         began_ns, ended_ns: Begin and end of the decoding, in ns of the monotonic clock.
@@ -48,7 +49,8 @@ class Watch:
         self.began_ns = self.ended_ns = 0
 
     def begin(self, *sessions: Session) -> None:
-        """Start the timers of requests that are decoded together. Call the method next."""
+        """Start the timers of requests that are decoded together. Call the method
+        right after it."""
         for session in sessions:
             session.harness.begin()
         self._sessions = sessions
@@ -56,11 +58,11 @@ class Watch:
         self.began_ns = min(start for start, _ in self._start_times)
 
     def end(self) -> None:
-        """Stop the timer, when the method has returned."""
+        """Stop the timer, after the method has returned."""
         self.ended_ns = time.perf_counter_ns()
 
     def find_fault(self, meter: Meter) -> str | None:
-        """Return a message about a contradiction between the trace and this monitor, or None.
+        """Return a message if the trace of forwards contradicts this monitor, otherwise None.
 
         Args:
             meter: The complete trace, with times in ns.
@@ -69,7 +71,8 @@ class Watch:
         return found or self._find_unmetered(meter) or _find_overlap(meter.forwards)
 
     def find_helpers(self) -> str | None:
-        """Return a message about threads or processes that the method has started, or None."""
+        """Return a message about threads or processes that the method has started,
+        otherwise None."""
         transport = self._workspace.transport
         threads = len(_list_threads() - self._threads - transport.threads)
         if threads:
@@ -101,8 +104,8 @@ class Watch:
             if not isinstance(made, Decoder):
                 continue  # not metered
             called = count_calls(made) - self._initial_calls.get(id(made), 0)
-            # The forwards of a copy with `publish` do not call its module. Those of others call it
-            # once.
+            # If a trainable copy has `publish`, its forwards do not call its module. Each forward
+            # of any other copy calls its module once.
             own = 0 if hasattr(made, "publish") else made.ran - self._initial_count(made)
             if called > own:
                 return f"the module of {made.name} was called without being recorded"
@@ -115,7 +118,10 @@ class Watch:
         return None
 
     def _initial_count(self, model: Decoder | FeatureHead) -> int:
-        """Return the number of forwards of a model at the beginning. 0 if it was created later."""
+        """Return the number of forwards that a model had run at the beginning.
+
+        The number is 0 if the model was created later.
+        """
         return self._initial_counts.get(id(model), (model, 0))[1]
 
 
@@ -133,7 +139,7 @@ def _list_processes() -> set[int | None]:
 
 
 def _find_overlap(forwards: Sequence[Forward]) -> str | None:
-    """Return a message if two forwards of one worker ran at the same time, else None."""
+    """Return a message if two forwards of one worker ran at the same time, otherwise None."""
     ends: dict[int, int] = {}
     for forward in forwards:
         if forward.t0_ns < ends.get(forward.worker, forward.t0_ns):
@@ -147,24 +153,24 @@ def _find_overlap(forwards: Sequence[Forward]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ReportedStep:
-    """A step as the method reports it, without the distributions."""
+    """A step as the method reports it, without the draft's distributions."""
 
     draft: DraftShape | None
     outcome: Outcome
 
     @classmethod
     def from_step(cls, step: Step) -> ReportedStep:
-        """Return the report in a step."""
+        """Return what a step reports."""
         return cls(None if step.draft is None else DraftShape.from_draft(step.draft), step.outcome)
 
 
 def find_misreported_step(
     records: Sequence[StepRecord], reported: Sequence[ReportedStep], *, bonus: bool
 ) -> str | None:
-    """Return a message about the first step that the method reports wrongly, or None.
+    """Return a message about the first step that the method reports wrongly, otherwise None.
 
     Args:
-        bonus: True if a bonus token follows a fully accepted draft (`Method.bonus`).
+        bonus: True if the target adds a bonus token after a fully accepted draft (`Method.bonus`).
     """
     for number, (record, step) in enumerate(zip(records, reported, strict=False), start=1):
         wrong = find_misreport(record, step, bonus=bonus, last=number == len(reported))
@@ -178,13 +184,13 @@ def find_misreported_step(
 def find_misreport(
     record: StepRecord, reported: ReportedStep, *, bonus: bool, last: bool
 ) -> str | None:
-    """Return how a step's report differs from what the session recorded, or None.
+    """Return how a reported step differs from what the session recorded, or None if both agree.
 
-    It compares the draft, as it was before the target's forward, with the tokens and the number of
-    verified levels.
+    The function compares the tokens of the draft and the number of verified levels. The session
+    recorded the draft before the target's forward.
 
     Args:
-        last: True if the output ends in this step. The stop rule may have cut the draft.
+        last: True if the output ends in this step. The stop rule may then have shortened the draft.
     """
     if len(record.scored) != 1 or len(record.verified) > 1:
         return (
@@ -231,10 +237,10 @@ def _are_equal(a: DraftShape, b: DraftShape) -> bool:
 
 
 def _continues(scored: DraftShape, verified: DraftShape, *, last_too: bool) -> bool:
-    """Return True if the verified draft is the scored one.
+    """Return True if the verified draft is the scored draft.
 
-    With `last_too`, a verified chain may have one more token: the last row of logits then verifies
-    it, and no bonus token follows.
+    With `last_too`, a verified chain may have one more token than the scored chain. The last row of
+    logits then verifies this token, and no bonus token follows.
     """
     n = scored.tokens.shape[0]
     if last_too and verified.parents is None and verified.tokens.shape[0] == n + 1:

@@ -1,4 +1,4 @@
-"""Workspace: decoders, trained modules and preallocated states, shared by the sessions of a run."""
+"""Workspace: decoders, trained modules and preallocated states that the sessions of a run share."""
 
 from __future__ import annotations
 
@@ -20,25 +20,30 @@ from specbench_cli.errors import MethodFault
 
 @dataclass
 class Workspace:
-    """Decoders, trained modules and preallocated states, which outlive a session.
+    """Decoders, trained modules and preallocated model states. They remain after a session ends.
 
     Attributes:
-        decoders: Decoders of the run by role, "target" and e.g. "draft".
-        capacity: Number of rows of each state: the longest prompt plus its budget.
-        modules: Function that loads the transformers module of a role ("target"), for peers.
+        decoders: Decoders of the run by role: "target" and, for example, "draft".
+        capacity: Number of rows of each model state: the longest prompt plus its token budget.
+        modules: Function that loads the transformers module of a role such as "target", for methods
+            that run another project's code.
         tokenizer: The transformers tokenizer.
         load_artifact: Function that loads a trained module for a method.
-        costs: Function that returns the time of a forward, relative to a target forward over one
-            row. Its arguments are the model's name and the number of rows. For the target there may
-            be two more: the number of sequences, and whether all have the same number of rows.
-        decoder_factories: Picklable function of each role that loads the decoder in another
+        costs: Function that returns the time of a forward, divided by the time of a target forward
+            over one row. Its arguments are the model's name and the number of rows. For the target
+            there may be two more: the number of sequences, and whether all of them have the same
+            number of rows.
+        decoder_factories: For each role, a picklable function that loads the decoder in another
             process.
         transport: Transport that runs drafters in parallel with the target.
-        role: Role of the target's forwards after prefill in the trace.
-        synthetic: What is not real in the models, such as random weights. None means nothing.
-        token_vocabulary: Bytes of the target's ids. None means that the tokenizer determines them.
-        output_vocab_size: Number of ids that an output may contain. None means all. A draft model
-            that decodes alone is limited to the target's ids, because the target judges its output.
+        role: Role that the trace records for the target's forwards after prefill.
+        synthetic: What is not real in the models, such as random weights. None means that all is
+            real.
+        token_vocabulary: Bytes of the target's token ids. None means that the tokenizer determines
+            them.
+        output_vocab_size: Number of ids that an output may contain. None means all ids. If a draft
+            model decodes alone, it is limited to the target's ids, because the audit judges its
+            output with the target.
     """
 
     decoders: Mapping[str, Decoder]
@@ -53,7 +58,8 @@ class Workspace:
     synthetic: str | None = None
     token_vocabulary: Vocabulary | None = None
     output_vocab_size: int | None = None
-    # Weak keys: when a method's trainable copy is freed, its states are freed too.
+    # Use weak keys: when a method's trainable copy of a model is freed, the states of this copy are
+    # freed too.
     _states: WeakKeyDictionary[Decoder, dict[tuple[int, int, int], list[State]]] = field(
         default_factory=WeakKeyDictionary
     )
@@ -66,7 +72,7 @@ class Workspace:
                 decoder.input_vocab_size = target.vocab_size
 
     def artifact(self, wanted: ArtifactSpec) -> Any:
-        """Return a trained module, loaded at first use and kept."""
+        """Return a trained module. It is loaded at first use and then kept."""
         if wanted not in self._artifacts:
             if self.load_artifact is None:
                 raise MethodFault(f"this run has no trained module of kind {wanted.kind.kind!r}")
@@ -74,9 +80,10 @@ class Workspace:
         return self._artifacts[wanted]
 
     def decode_alone(self, model: str) -> Workspace:
-        """Return a workspace in which `model` is the target, so that it decodes alone.
+        """Return a workspace in which the decoder with role `model` is the target and decodes
+        alone.
 
-        For "target", return this workspace. Both workspaces share their states.
+        If `model` is "target", return this workspace. Both workspaces share their model states.
         """
         if model == "target":
             return self
@@ -86,12 +93,12 @@ class Workspace:
         )
 
     def vocabulary(self) -> Vocabulary:
-        """Return the vocabulary of the target.
+        """Return the vocabulary of the target: the bytes of each token id.
 
-        Without a tokenizer, each id gets a unique string of bytes.
+        Without a tokenizer, each id gets a different byte string.
 
         Raises:
-            MethodFault: The format of the tokenizer is not supported.
+            MethodFault: specbench does not support the format of the tokenizer.
         """
         if self.token_vocabulary is None and self.tokenizer is None:
             self.token_vocabulary = Vocabulary.from_size(self.decoders["target"].vocab_size)
@@ -108,12 +115,18 @@ class Workspace:
         return self.token_vocabulary
 
     def create_allocator(self, slots: int = 1, slot: int = 0) -> StateAllocator:
-        """Return the state allocator of one request; see `StateAllocator`."""
+        """Return the object that allocates the model states of one request.
+
+        Args:
+            slots: Number of sequences that have model states at the same time.
+            slot: Index of this request among them.
+        """
         return StateAllocator(self, slots, slot)
 
     def models(self, memory: Memory | None = None) -> list[Decoder | FeatureHead]:
-        """Return all models that run forwards: decoders, heads, and the trainable copies in
-        `memory`."""
+        """Return all models that run forwards: decoders, draft heads, and trainable copies in
+        `memory`.
+        """
         copies = () if memory is None else memory.copies
         made = (*self._artifacts.values(), *copies)
         heads = (each for each in made if isinstance(each, Decoder | FeatureHead))
@@ -121,15 +134,15 @@ class Workspace:
 
     @property
     def heads(self) -> dict[str, Decoder | FeatureHead]:
-        """Trained modules that run forwards, by their names in traces."""
+        """Trained modules that run forwards, by the names under which traces record them."""
         made = self._artifacts.values()
         return {each.name: each for each in made if isinstance(each, Decoder | FeatureHead)}
 
     def cost(self, model: str, rows: int, *step: int) -> float:
-        """Return the relative time of a forward; see `costs`.
+        """Return the time of a forward, divided by the time of a target forward over one row.
 
         Raises:
-            MethodFault: no costs were measured.
+            MethodFault: No forward costs were measured.
         """
         if self.costs is None:
             raise MethodFault(
@@ -139,7 +152,7 @@ class Workspace:
         return self.costs(model, rows, *step)
 
     def reserve(self, capacity: int) -> None:
-        """Increase the capacity, and free the states that are too small."""
+        """Increase the capacity of model states, and free the states that are now too small."""
         if capacity > self.capacity:
             self.capacity = capacity
             self._states.clear()
@@ -150,7 +163,7 @@ class Workspace:
         """Return an empty state of a decoder. States are created at first use and then reused.
 
         Args:
-            index: Number of the state among those of the same decoder, `slack` and sequence.
+            index: Number of the state among the states with the same decoder, `slack` and sequence.
             slots: Number of sequences that have states at the same time. If possible, their states
                 are views of one state.
             slot: Index of this sequence.
@@ -170,7 +183,7 @@ class Workspace:
         return state
 
     def close(self) -> None:
-        """Stop the workers."""
+        """Stop the workers that run drafters."""
         self.transport.close()
 
     @property
@@ -181,26 +194,26 @@ class Workspace:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights."""
+        """Size in bytes of the weights of all models."""
         parts = [*self.decoders.values(), *self._artifacts.values()]
         return sum(part.weight_bytes for part in parts)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of all states allocated so far."""
+        """Size in bytes of all model states allocated so far."""
         held = (states for own in self._states.values() for states in own.values())
         return sum(state.nbytes for states in held for state in states)
 
 
 class StateAllocator:
-    """Allocator of the states of one request.
+    """Object that allocates the model states of one request.
 
     A call takes a decoder and the number of extra rows beyond the longest sequence. Each call
     returns another empty state.
 
     Args:
         slots: Number of sequences that have states at the same time.
-        slot: Index of this request among them.
+        slot: Index of this request among these sequences.
     """
 
     def __init__(self, workspace: Workspace, slots: int = 1, slot: int = 0) -> None:

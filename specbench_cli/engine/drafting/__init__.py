@@ -1,1 +1,1 @@
-"""Drafting: operations that several methods draft with."""
+"""Drafting: operations that several methods use to draft tokens."""

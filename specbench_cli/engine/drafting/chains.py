@@ -1,4 +1,4 @@
-"""Drafting of chains with a draft model."""
+"""Drafting of chains of tokens with a draft model, for several sequences at once."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def draft_chains(
     """Draft a chain for each of several sequences. The draft lengths may differ.
 
     Args:
-        model: The draft model, metered by the first session.
-        sequences: Sessions, each with its state of the draft model. Pending tokens are processed
-            first.
-        lengths: Draft length rule of each sequence. The remaining budget is an upper bound.
+        model: The draft model. The first session measures its forwards.
+        sequences: Pairs of a session and its draft model state. The model first processes the
+            tokens that its state does not have yet.
+        lengths: The draft length rule of each sequence. No draft is longer than the remaining token
+            budget.
     """
     picks: list[list[Pick]] = [[] for _ in sequences]
     x = [session.pending_tokens(state.position()) for session, state in sequences]
@@ -47,7 +48,10 @@ def draft_chains(
 
 
 def draw_chain(session: Session, rows: Tensor) -> Draft:
-    """Draw a chain from the logits [m, V] of one forward, with one token per row."""
+    """Draw one draft token from each row of logits [m, V], and return the chain of m tokens.
+
+    All rows come from one forward.
+    """
     return session.chain_of_picks(
         [session.pick(ModelOutput(row[None, None], row), k) for k, row in enumerate(rows)]
     )

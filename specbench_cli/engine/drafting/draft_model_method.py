@@ -1,6 +1,6 @@
-"""Base class of methods whose draft model drafts a chain.
+"""Base class of methods that draft a chain of tokens with a draft model.
 
-Planning code imports this module, so it does not import torch.
+Code that only plans a run imports this module, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 class DraftModelMethod(Method):
     """A method with a draft model and one KV cache for it.
 
-    Prefills the draft model, drafts `params.length` tokens per step, and rolls the draft's cache
-    back to the committed tokens. Subclasses override the parts that differ.
+    It prefills the draft model, drafts `params.length` tokens per step, and rolls the draft model's
+    KV cache back to the committed tokens. Subclasses override what they do differently.
 
     Attributes:
         model: The draft model.
-        state: Its KV cache (or recurrent state) for this sequence.
+        state: KV cache (or recurrent state) of the draft model for this sequence.
     """
 
     model: Metered
     state: State
 
     def draft_model(self, session: Session) -> Metered:
-        """Return the model that drafts for this prompt."""
+        """Return the model that drafts for the session's prompt."""
         return session.draft()
 
     def start(self, session: Session) -> None:
@@ -50,6 +50,6 @@ class DraftModelMethod(Method):
         return draft_chains(self.model, [(session, self.state)], [length])[0]
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float] | None:
-        """Roll the draft's cache back to the text without its last committed token."""
+        """Roll the draft model's KV cache back to the text without its last committed token."""
         self.state.rollback(0, min(self.state.position(), len(session.tokens()) - 1))
         return None

@@ -1,11 +1,13 @@
 """Dynamic draft trees, which grow where the draft model is confident.
 
-EAGLE-2 (Li, Wei, Zhang and Zhang, EMNLP 2024, arXiv:2406.16858). The value of a node is the log of
-its path's draft probability. At each level, the draft model processes the best `k` nodes, and the
-`k` likeliest children of each become candidates. In the end the best candidates form the tree. A
-child has at most the value of its parent, so the selected nodes are connected.
+EAGLE-2 (Li, Wei, Zhang and Zhang, EMNLP 2024, arXiv:2406.16858) proposed them. The value of a node
+is the log of the draft probability of its path. At each level, the draft model processes the `k`
+nodes with the highest values. The `k` most likely children of each processed node become
+candidates. In the end the candidates with the highest values form the tree. A child never has a
+higher value than its parent, so the selected nodes are connected.
 
-Children are the likeliest tokens, without a draw, so the tree's draw mode is "deterministic".
+Children are the most likely tokens and not random draws, so the tree's draw mode is
+"deterministic".
 """
 
 from __future__ import annotations
@@ -39,26 +41,27 @@ class GrownTree:
     """A draft tree, and the nodes that the draft model processed.
 
     Attributes:
-        draft: Nodes level by level, siblings best first.
-        fed: Index of each node among the processed nodes; -1 if the model did not process it.
+        draft: The tree. Nodes are listed level by level, and siblings by descending probability.
+        fed: For each node, its index among the nodes that the draft model processed. -1 if the
+            draft model did not process the node.
     """
 
     draft: Draft
     fed: tuple[int, ...]
 
     def rows(self, path: Sequence[int]) -> list[int]:
-        """Return the indices of accepted nodes among the processed ones, for `Levels.keep`."""
+        """Return the indices of accepted nodes among the processed nodes, for `Levels.keep`."""
         return [self.fed[node] for node in path]
 
 
 class CandidateNodes(NamedTuple):
-    """All candidates of a tree that grows, level by level. Parents come before their children.
+    """All candidate nodes of a growing tree, level by level. Parents come before their children.
 
     Attributes:
-        tokens: Tokens of c candidates.
-        parents: `ROOT` or the index of an earlier candidate.
+        tokens: Token of each of the c candidates.
+        parents: Parent of each candidate: `ROOT` or the index of an earlier candidate.
         values: Log probability of each candidate's path.
-        fed: Candidates that the draft model processed, in that order.
+        fed: Indices of the candidates that the draft model processed, in the order of processing.
     """
 
     tokens: list[int]
@@ -68,9 +71,12 @@ class CandidateNodes(NamedTuple):
 
 
 class SelectedNodes(NamedTuple):
-    """Selected candidates as a tree.
+    """The selected candidates, as a tree.
 
-    ids, parents: As in `Draft`. fed: As in `GrownTree`.
+    ids: Token of each node.
+    parents: Index of each node's parent among the nodes. `ROOT` means the root.
+    fed: For each node, its index among the nodes that the draft model processed. -1 if the draft
+        model did not process the node.
     """
 
     ids: list[int]
@@ -88,18 +94,19 @@ def grow(
     nodes: int,
     size: SizeRule | None = None,
 ) -> GrownTree:
-    """Return a dynamic tree after the last committed token.
+    """Return a dynamic tree that follows the last committed token.
 
-    A tree of `depth` levels takes `depth` model calls, with that of `levels.begin`. (The authors'
-    code counts only calls after the first expansion, so its depth is lower by one.)
+    A tree of `depth` levels takes `depth` model calls, including the call in `levels.begin`. (The
+    EAGLE authors' code counts only the calls after the first expansion, so its depth is lower by
+    one.)
 
     Args:
-        levels: Levels of a draft model or head, after `begin`.
-        first: Result of `begin`.
-        k: Number of nodes processed per level, and of children per node.
+        levels: `Levels` of a draft model or head. The caller has already called its `begin`.
+        first: The output that `begin` returned.
+        k: Number of nodes that the model processes per level, and number of children per node.
         depth: Number of levels, from 1 to the `limit` argument of `propose`.
-        nodes: Maximum number of nodes.
-        size: Rule that selects a smaller size from the values, or None.
+        nodes: Maximum number of nodes in the tree.
+        size: Rule that selects a tree size below `nodes` from the values of the nodes, or None.
     """
     chosen = select(expand(levels, first, session, k=k, depth=depth), nodes, size)
     return GrownTree(session.tree(chosen.ids, chosen.parents), chosen.fed)
@@ -108,7 +115,9 @@ def grow(
 def expand(
     levels: Levels, first: ModelOutput, session: Session, *, k: int, depth: int
 ) -> CandidateNodes:
-    """Process the best `k` nodes of each level except the last; see `grow`."""
+    """Let the model process the best `k` nodes of each level except the last. Their children grow
+    the tree.
+    """
     growth = Growth.create(session, k)
     growth.add(first)
     for _ in range(1, depth):
@@ -121,7 +130,7 @@ class Growth:
     """Growth of a dynamic tree, level by level.
 
     Args:
-        k: Number of nodes processed per level, and of children per node.
+        k: Number of nodes that the model processes per level, and number of children per node.
     """
 
     def __init__(self, session: Session, k: int) -> None:
@@ -134,11 +143,14 @@ class Growth:
 
     @classmethod
     def create(cls, session: Session, k: int) -> Growth:
-        """Create the object for the session's device. It needs no device sync per level."""
+        """Create the subclass for the session's device. On a GPU, a level needs no device sync."""
         return cls(session, k) if host.is_on_host(session.device) else _DeviceGrowth(session, k)
 
     def add(self, out: ModelOutput) -> None:
-        """Add the `k` likeliest children of each node processed last, initially of the root."""
+        """Add the `k` most likely children of each node that the model processed last.
+
+        At the first level, that node is the root.
+        """
         children, gains = self._session.candidate_lists(out.rows, self._width, ahead=self._depth)
         self._depth, self._start = self._depth + 1, len(self._tokens)
         for node, ids, worth in zip(self._newest, children, gains, strict=True):
@@ -148,10 +160,10 @@ class Growth:
             self._values += [value + gain for gain in worth]
 
     def best(self) -> tuple[list[int] | Tensor, list[int] | Tensor]:
-        """Select the `k` candidates of the newest level with the likeliest paths.
+        """Select the `k` nodes of the newest level whose paths have the highest probability.
 
         Returns:
-            Tokens and parents, as arguments of `Levels.feed`.
+            Tokens and parents of the nodes, as arguments of `Levels.feed`.
         """
         newest = self._values[self._start :]
         best = sorted(range(len(newest)), key=newest.__getitem__, reverse=True)[: self._k]
@@ -160,12 +172,12 @@ class Growth:
         return [self._tokens[node] for node in self._newest], [at // self._width for at in best]
 
     def candidates(self) -> CandidateNodes:
-        """Return all candidates."""
+        """Return all candidate nodes so far."""
         return CandidateNodes(self._tokens, self._parents, self._values, self._fed)
 
 
 class _DeviceGrowth(Growth):
-    """Growth with candidates as tensors on the device, with one sync for all levels."""
+    """Growth of a tree that keeps its candidates on the device, with one sync for all levels."""
 
     def __init__(self, session: Session, k: int) -> None:
         super().__init__(session, k)
@@ -173,7 +185,7 @@ class _DeviceGrowth(Growth):
         self._chosen: list[Tensor] = []  # indices of the fed candidates, level by level
 
     def add(self, out: ModelOutput) -> None:
-        """See `Growth`."""
+        """Add the most likely children of each node that the model processed last."""
         children, gains = self._session.candidates(out.rows, self._width, ahead=self._depth)
         tokens, values = children.flatten(), gains.double().flatten()
         if self._depth:
@@ -186,7 +198,7 @@ class _DeviceGrowth(Growth):
         self._depth += 1
 
     def best(self) -> tuple[list[int] | Tensor, list[int] | Tensor]:
-        """See `Growth`."""
+        """Select the nodes of the newest level whose paths have the highest probability."""
         tokens, _, values = self._levels[-1]
         if self._depth == 1:  # sorted already, and children of the root
             self._best = torch.arange(self._width, device=tokens.device)
@@ -197,17 +209,17 @@ class _DeviceGrowth(Growth):
         return tokens[self._best], self._best // self._width
 
     def candidates(self) -> CandidateNodes:
-        """See `Growth`."""
+        """Return all candidate nodes so far."""
         parts = [torch.cat(part) for part in zip(*self._levels, strict=True)]
         fed = torch.cat([self._levels[0][0][:0], *self._chosen])
         return CandidateNodes(*host.lists(*parts, fed))
 
 
 def select(candidates: CandidateNodes, nodes: int, size: SizeRule | None = None) -> SelectedNodes:
-    """Return the best candidates as a tree.
+    """Return the candidates with the highest values as a tree.
 
-    At equal values the shallower node comes first, so parents precede their children. Candidates
-    with probability 0 are dropped.
+    If values are equal, the node nearer to the root comes first, so parents precede their children.
+    Candidates with probability 0 are dropped.
     """
     values = candidates.values
     possible = [at for at, value in enumerate(values) if value > -math.inf]
@@ -225,20 +237,20 @@ def select(candidates: CandidateNodes, nodes: int, size: SizeRule | None = None)
 
 
 def best_size(values: Sequence[float], cost: Callable[[int], float], fixed: float) -> int:
-    """Return the number of candidates to verify that maximizes the tokens per unit of time.
+    """Return how many candidates to verify, so that the tokens per unit of time are maximal.
 
-    It assumes that a node is accepted with its path probability under the draft model. A step
-    commits one more token than it accepts.
+    The function assumes that the target accepts a node with the node's path probability under the
+    draft model. A step commits one more token than the target accepts.
 
     Args:
-        values: Log path probabilities of the candidates, best first.
-        cost: Function that returns the time of a target forward over a number of rows, including
-            the root.
-        fixed: Time of a step without that forward.
+        values: Log path probabilities of the candidates, in descending order.
+        cost: Function that returns the time of a target forward from its number of rows. The root
+            is one of the rows.
+        fixed: Time of a step without the target forward.
 
     Returns:
-        The smallest n that maximizes (1 + sum of the first n probabilities) /
-        (fixed + cost(n + 1)).
+        The smallest n that maximizes (1 + sum of the first n probabilities) / (fixed + cost(n +
+        1)).
     """
     best, chosen, tokens = 1.0 / (fixed + cost(1)), 0, 1.0
     for n, value in enumerate(values, start=1):
@@ -255,10 +267,11 @@ def best_size(values: Sequence[float], cost: Callable[[int], float], fixed: floa
 def create_size_rule(
     session: Session, model: Metered, nodes: Nodes, *, width: int, depth: int
 ) -> SizeRule | None:
-    """Return a rule that selects the tree size from the values, or None if the size is a number.
+    """Return a rule that selects the tree size from the values of the nodes.
 
-    The time of a step is that of drafting and of the target's forward. Drafting takes one forward
-    over one row, and `depth` - 1 forwards over `width` rows. Host work is ignored.
+    Return None if the parameter is a fixed size. The rule estimates the time of a step from
+    drafting and the target forward. Drafting takes one forward over one row, and `depth` - 1
+    forwards over `width` rows. CPU work between forwards is ignored.
 
     Args:
         model: The draft model.

@@ -1,6 +1,6 @@
-"""Parameters of methods that grow a tree.
+"""Parameters of methods that grow a dynamic draft tree.
 
-Planning code imports this module, so it does not import torch.
+Code that only plans a run imports this module, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Nodes = NumberOrAuto
 
 
 class GrowthParams(MethodParams):
-    """Parameters of a method whose head grows a dynamic tree, as EAGLE-2 and EAGLE-3 do."""
+    """Parameters of a method whose draft head grows a dynamic tree, as in EAGLE-2 and EAGLE-3."""
 
     head: str = Field(
         "auto", description="folder of the head, or auto for the one registered for the target"
@@ -38,5 +38,5 @@ class GrowthParams(MethodParams):
 
 
 def max_nodes(nodes: Nodes) -> int:
-    """Return the maximum number of tree nodes."""
+    """Return the maximum number of tree nodes that the parameter `nodes` allows."""
     return MAX_AUTO_NODES if nodes == AUTO else nodes

@@ -1,6 +1,6 @@
 """Parameters of methods whose draft model drafts chains.
 
-Planning code imports this module, so it does not import torch.
+Code that only plans a run imports this module, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -55,12 +55,14 @@ class LengthParams(MethodParams):
 
     @property
     def upper_bound(self) -> bool:
-        """True if the rule knows the output of plain decoding."""
+        """True if the draft length rule knows the output of plain decoding in advance."""
         return self.length == "oracle"
 
     @property
     def by_load(self) -> bool:
-        """True if the length depends on the other sequences of the step and on their cost."""
+        """True if the draft length depends on the batch: on the other sequences and on forward
+        costs.
+        """
         return self.length in LOAD_RULES
 
     @property

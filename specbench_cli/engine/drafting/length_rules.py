@@ -29,11 +29,11 @@ def create_length_rule(
     *,
     model: Metered | None = None,
 ) -> Length:
-    """Return the draft length rule of a method's parameters.
+    """Return the draft length rule that a method's parameters select.
 
     Args:
-        predict: A trained acceptance head, for "acceptance-head".
-        model: The draft model, for rules that use the cost of its forwards.
+        predict: A trained head that predicts acceptance, for the rule "acceptance-head".
+        model: The draft model, for rules that use the time of its forwards.
     """
     most, threshold = params.max, params.threshold
     match params.length:

@@ -1,8 +1,9 @@
 """Draft length rules for chains: a fixed length, or a rule that decides after each token.
 
-A rule decides whether another token is drafted. It may use the draft model's outputs so far and the
-outcomes of earlier drafts. It cannot remove a token from the chain: verification assumes that each
-token was drawn from its q, and removing tokens by their probability would violate this.
+A rule decides whether the draft model drafts another token. It may use the draft model's outputs so
+far and the outcomes of earlier drafts. It cannot remove a token from the chain. Verification
+assumes that each token was drawn from its draft distribution q. Removing tokens by their
+probability would break this assumption.
 """
 
 from __future__ import annotations
@@ -45,35 +46,39 @@ class Length(ABC):
         """Return True if the method should draft another token.
 
         Args:
-            out: Output of the draft model that the newest token was chosen from.
-            pick: The newest token. It stays in the chain.
+            out: Output of the draft model from which the newest token was chosen.
+            pick: The newest draft token. It stays in the chain.
         """
         self.drafted += 1
         return self.continues_after(out, pick)
 
     @abstractmethod
     def continues_after(self, out: ModelOutput, pick: Pick) -> bool:
-        """See `should_continue`. `drafted` includes the newest token."""
+        """Return True if this rule wants another token. `should_continue` calls it below the
+        maximum.
+
+        `drafted` includes the newest token.
+        """
 
     def observe(self, outcome: Outcome) -> None:
-        """Update the rule with the outcome of the last chain."""
+        """Update the rule with the verification outcome of the last chain."""
 
 
 class FixedLength(Length):
-    """The same number of tokens in every step."""
+    """Rule with the same draft length in every step."""
 
     def __init__(self, length: int) -> None:
         self._length = length
 
     def continues_after(self, out: ModelOutput, pick: Pick) -> bool:
-        """See `Length`."""
+        """Return True if the chain is shorter than the fixed length."""
         return self.drafted < self._length
 
 
 class HeuristicLength(Length):
-    """Rule that adds two tokens after a fully accepted chain and removes one after any other.
+    """Rule that adds two draft tokens after a fully accepted chain, and else removes one.
 
-    It is the transformers schedule "heuristic_transient", which restarts for each prompt.
+    It is the schedule "heuristic_transient" of transformers, which restarts for each prompt.
     """
 
     def __init__(self, most: int) -> None:
@@ -81,11 +86,11 @@ class HeuristicLength(Length):
         self.length = min(INITIAL_LENGTH, most)
 
     def continues_after(self, out: ModelOutput, pick: Pick) -> bool:
-        """See `Length`."""
+        """Return True if the chain is shorter than the current length."""
         return self.drafted < self.length
 
     def observe(self, outcome: Outcome) -> None:
-        """Increase or decrease the length."""
+        """Increase the length after a fully accepted chain, else decrease it."""
         all_accepted = len(outcome.path) == self.drafted
         self.length = min(self.length + 2, self._most) if all_accepted else max(1, self.length - 1)
 
@@ -105,9 +110,10 @@ acceptance probabilities [n]."""
 
 
 class SignalLength(Length):
-    """Base class of rules that compute a number (the signal) for the newest token.
+    """Base class of rules that compute a number from the newest draft token.
 
-    The chain also ends at EOS and at the maximum length.
+    The number is called the signal. The chain ends if the signal says so, at EOS, or at the maximum
+    length.
     """
 
     def __init__(self, session: Session, most: int) -> None:
@@ -116,7 +122,7 @@ class SignalLength(Length):
         self._eos = session.requests[0].stop.eos
 
     def continues_after(self, out: ModelOutput, pick: Pick) -> bool:
-        """See `Length`."""
+        """Return True if the signal of the newest token allows another token."""
         signal = self.signal(out, pick)  # computed before the sync for the token
         token, *signals = host.to_numbers(pick[0], *(() if signal is None else (signal,)))
         continues = all(map(self.continues_at, signals))
@@ -124,16 +130,16 @@ class SignalLength(Length):
 
     @abstractmethod
     def signal(self, out: ModelOutput, pick: Pick) -> Tensor | None:
-        """Return the signal, a scalar on the device. None means to continue."""
+        """Return the signal of the newest token, a scalar on the device. None means to continue."""
 
     @abstractmethod
     def continues_at(self, signal: float) -> bool:
-        """Return True if the chain continues at this signal."""
+        """Return True if the chain should continue after a token with this signal."""
 
     def distribution(self, out: ModelOutput, pick: Pick) -> Tensor:
         """Return the distribution [V] that the newest token was drawn from.
 
-        For a token without a draw, return the distribution of the draft model.
+        If the token was not drawn, return the distribution of the draft model.
         """
         if pick[1] is not None:
             return pick[1][0]
@@ -146,8 +152,9 @@ class SignalLength(Length):
 class ConfidenceLength(SignalLength):
     """Rule that stops after a token whose draft probability is below a threshold.
 
-    It is the dynamic assisted generation of transformers. If no threshold is given, it learns one
-    from verified tokens, as transformers does if scikit-learn is installed.
+    It is the dynamic assisted generation of transformers. Without a given threshold, the rule
+    learns a threshold from verified tokens. transformers learns it in the same way if scikit-learn
+    is installed.
     """
 
     def __init__(self, session: Session, most: int, threshold: float | None) -> None:
@@ -158,21 +165,21 @@ class ConfidenceLength(SignalLength):
         self._tested: list[tuple[float, bool]] = []  # ascending
 
     def begin(self) -> None:
-        """See `Length`."""
+        """Start a new chain."""
         super().begin()
         self._drafted.clear()
 
     def signal(self, out: ModelOutput, pick: Pick) -> Tensor:
-        """Return the draft probability of the token."""
+        """Return the draft probability of the newest token."""
         return self.distribution(out, pick)[pick[0]]
 
     def continues_at(self, signal: float) -> bool:
-        """See `SignalLength`."""
+        """Return True if the draft probability reaches the threshold."""
         self._drafted.append(signal)
         return signal >= self.threshold
 
     def observe(self, outcome: Outcome) -> None:
-        """Learn from the verified tokens. All of them are accepted, except a rejected last one."""
+        """Learn the threshold from the verified tokens. Only the last of them can be rejected."""
         if not self._learns:
             return
         accepted = len(outcome.path)
@@ -184,11 +191,14 @@ class ConfidenceLength(SignalLength):
 def learn_threshold(tested: Sequence[tuple[float, bool]]) -> float | None:
     """Return the threshold on the ROC curve that minimizes fpr + 3 (1 - tpr).
 
+    fpr and tpr are the false and true positive rates of predicting acceptance.
+
     Args:
-        tested: Probability of each token, ascending, and whether it was accepted.
+        tested: Pairs of a token's draft probability and whether the target accepted it, in
+            ascending order of the probability.
 
     Returns:
-        None if there are too few tokens, or if all or none were accepted.
+        None if there are too few tokens, or if all or none of them were accepted.
     """
     num_accepted = sum(was_accepted for _, was_accepted in tested)
     num_rejected = len(tested) - num_accepted
@@ -207,32 +217,35 @@ def learn_threshold(tested: Sequence[tuple[float, bool]]) -> float | None:
 
 
 class EntropyLength(SignalLength):
-    """Rule that stops after a token if its distribution has a high entropy (threshold in nats)."""
+    """Rule that stops after a token whose draft distribution has a high entropy.
+
+    The threshold is in nats.
+    """
 
     def __init__(self, session: Session, most: int, threshold: float | None) -> None:
         super().__init__(session, most)
         self._threshold = DEFAULT_ENTROPY if threshold is None else threshold
 
     def signal(self, out: ModelOutput, pick: Pick) -> Tensor:
-        """Return the entropy of the token's distribution."""
+        """Return the entropy of the newest token's draft distribution."""
         entropy: Tensor = torch.special.entr(self.distribution(out, pick)).sum()
         return entropy
 
     def continues_at(self, signal: float) -> bool:
-        """See `SignalLength`."""
+        """Return True if the entropy does not exceed the threshold."""
         return signal <= self._threshold
 
 
 class AcceptanceHeadLength(SignalLength):
-    """Rule that stops when the probability of any rejection is above a threshold (SpecDec++).
+    """Rule of SpecDec++: stop when the chain probably contains a rejected token.
 
-    A trained head predicts whether a token is accepted from its hidden state. The draft model
-    computes this state only when it drafts the next token. So the rule does not know about the
-    newest token, and has no signal for the first one.
+    A trained head predicts from the hidden state of a token whether the target accepts it. The
+    draft model computes this hidden state only when it drafts the next token. So the rule lacks a
+    prediction for the newest token, and has no signal after the first token.
 
     Args:
-        predict: A trained acceptance head.
-        threshold: None uses `DEFAULT_REJECTION`.
+        predict: The trained head.
+        threshold: Maximum probability that any token is rejected. None uses `DEFAULT_REJECTION`.
         min_length: Minimum number of draft tokens.
     """
 
@@ -251,40 +264,41 @@ class AcceptanceHeadLength(SignalLength):
         self._min_length = min_length
 
     def begin(self) -> None:
-        """See `Length`."""
+        """Start a new chain."""
         super().begin()
         self._all_accepted = 1.0
 
     def signal(self, out: ModelOutput, pick: Pick) -> Tensor | None:
-        """Return the acceptance probability of the token before the newest one.
+        """Return the predicted acceptance probability of the token before the newest one.
 
-        Return None if that is not a draft token.
+        Return None if the newest token is the first draft token.
         """
         return self._predict(out.hidden[0, -1:]) if self.drafted > 1 else None
 
     def continues_at(self, signal: float) -> bool:
-        """See `SignalLength`."""
+        """Return True unless the probability of any rejection so far exceeds the threshold."""
         self._all_accepted *= signal
         return self.drafted < self._min_length or 1 - self._all_accepted <= self._threshold
 
 
 class OracleLength(SignalLength):
-    """Rule that stops at the first token that verification will reject, from vanilla's output.
+    """Rule that stops at the first draft token that verification will reject.
 
-    No rule that decides after the newest token needs fewer target forwards. Without vanilla's
-    output, it never stops.
+    The rule knows this from the output of vanilla decoding. It is an upper bound: no rule that
+    decides after the newest token needs fewer target forwards. Without vanilla's output, the rule
+    never stops.
     """
 
     def begin(self) -> None:
-        """See `Length`."""
+        """Start a new chain."""
         super().begin()
         self._at = len(self._session.output())
 
     def signal(self, out: ModelOutput, pick: Pick) -> Tensor:
-        """Return the token itself."""
+        """Return the newest token itself, as the signal."""
         return pick[0]
 
     def continues_at(self, signal: float) -> bool:
-        """See `SignalLength`."""
+        """Return True if the newest token equals the token in vanilla's output."""
         reference, at = self._session.harness.reference, self._at + self.drafted - 1
         return reference is None or (at < len(reference) and signal == reference[at])

@@ -1,8 +1,9 @@
 """Tree drafting level by level, with one forward of a draft model or head per level.
 
-Each node attends to the committed rows, its ancestors and itself. Its position is its depth after
-the text. The state has the rows of the committed text, then those of the nodes in the order in
-which the model processed them. The deepest level of a tree is not processed.
+Each draft node attends to the committed text, to its ancestors and to itself. The position of a
+node is the text length plus its depth. The model's state first contains the rows of the committed
+text. Then it contains the rows of the nodes, in the order in which the model processed them. The
+model does not process the deepest level of a tree, because that level has no children.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from specbench_cli.engine.types import Features, ModelOutput, Tokens
 class Levels:
     """Tree drafting with one model and its state, over all steps of a request.
 
-    In each step, call `begin`, then `feed` for each further level, or `extend` at any nodes. After
-    the target has decided, call `keep` or `drop`. No method needs a device sync.
+    In each step, call `begin` first. Then call `feed` for each further level, or `extend` for nodes
+    at any depth. After verification, call `keep` or `drop`. None of these methods needs a device
+    sync.
 
     Args:
         session: Session of the request.
         model: A draft model or a head.
-        state: A state of the model, with capacity for the text and the nodes of a step. Only this
-            object may write to it.
+        state: A state of the model, with capacity for the text and the nodes of a step. No other
+            object may write to this state.
 
     Attributes:
         fed: Number of nodes that the model has processed since `begin`.
@@ -44,7 +46,8 @@ class Levels:
         self._text_length = self._root_position = (
             0  # length of the text, and its last token's position, at `begin`
         )
-        # Which processed nodes each node of the last level attends to: bytes, or [n, fed] bool.
+        # For each node of the last level, the processed nodes it attends to: a byte string per
+        # node, or a bool tensor [n, fed].
         self._visible: list[bytes] | Tensor = [b""]
         self._features: Tensor | None = (
             None  # features for a head's next forward: of the root, or of a level
@@ -55,11 +58,13 @@ class Levels:
     def of_head(
         cls, session: Session, artifact: ArtifactSpec, *, nodes: int, fed: int | None = None
     ) -> Self:
-        """Create the levels of a head, and capture its features in the target. Call it in `start`.
+        """Create the levels of a draft head, and capture the target features that the head needs.
+
+        Call it in `start`.
 
         Args:
-            nodes: Maximum size of a tree.
-            fed: Maximum number of nodes that the head processes in a step. None means all.
+            nodes: Maximum number of nodes in a tree.
+            fed: Maximum number of nodes that the head processes in a step. None means all nodes.
         """
         session.reserve(nodes)
         head = session.artifact(artifact)
@@ -68,9 +73,9 @@ class Levels:
 
     @classmethod
     def of_draft(cls, session: Session, *, nodes: int, fed: int | None = None) -> Self:
-        """Create the levels of the run's draft model, and prefill it. Call it in `start`.
+        """Create the levels of the run's draft model, and prefill the draft model.
 
-        The arguments are those of `of_head`.
+        Call it in `start`. The arguments are the same as those of `of_head`.
         """
         session.reserve(nodes)
         model = session.draft()
@@ -79,7 +84,7 @@ class Levels:
         return levels
 
     def begin(self, x: Tokens | Features) -> ModelOutput:
-        """Process pending tokens and keep their rows.
+        """Process the tokens or features that the model's state does not have yet. Keep their rows.
 
         Args:
             x: `session.pending_tokens(state.length())` for a draft model, or
@@ -87,7 +92,8 @@ class Levels:
                 prompt.
 
         Returns:
-            Logits [1, 1, V] after the last token, from which the root's children are chosen.
+            Logits [1, 1, V] after the last token. The children of the root are chosen from these
+            logits.
         """
         out = self.model.forward(x, self.state)
         self.state.commit(0, range(x.ids.shape[1]))
@@ -101,18 +107,19 @@ class Levels:
         parents: Sequence[int] | Tensor,
         rows: Tensor | None = None,
     ) -> ModelOutput:
-        """Run one forward over n nodes of the next level.
+        """Run one forward over n nodes of the next tree level.
 
         Args:
-            tokens: n ids as a list, or [n] int64 on the device.
-            parents: Parent of each node, as an index in the last `feed`; 0, the root, at the first
-                level. A list, or [n] int64 on the device. A tensor is not allowed at the first
-                level, and required at all levels after one with a tensor.
-            rows: Features [n, w] of the parents, for heads. None uses the hidden states of the
-                head's own forward over the parents (`ModelOutput.hidden`).
+            tokens: Ids of the nodes, as a list or an int64 tensor [n] on the device.
+            parents: Parent of each node, as an index among the nodes of the last `feed`. At the
+                first level all are 0, which means the root. A list or an int64 tensor [n] on the
+                device. The first level needs a list. After a level with a tensor, all later levels
+                need a tensor.
+            rows: Target features [n, w] of the parents, for heads. If None, the head uses its own
+                hidden states of the parents (`ModelOutput.hidden`).
 
         Returns:
-            Logits [1, n, V] of the nodes' children.
+            Logits [1, n, V], from which the children of the nodes are chosen.
         """
         n, device = len(tokens), self._session.device
         ids = tokens[None] if isinstance(tokens, Tensor) else host.ids([tokens], device)
@@ -147,15 +154,15 @@ class Levels:
     def extend(self, tokens: Sequence[int], parents: Sequence[int]) -> ModelOutput:
         """Run one forward over n nodes at any depth of the tree.
 
-        Heads do not support it. `feed` must not be called in the same step.
+        Draft heads do not support it. `feed` must not be called in the same step.
 
         Args:
-            tokens: n ids.
-            parents: Parent of each node, as an index among nodes of earlier forwards; `ROOT` for
-                the root.
+            tokens: Ids of the n nodes.
+            parents: Parent of each node, as an index among the nodes of earlier forwards. `ROOT`
+                means the root.
 
         Returns:
-            Logits [1, n, V] of the nodes' children.
+            Logits [1, n, V], from which the children of the nodes are chosen.
         """
         assert self._features is None, "`extend` does not support heads"
         assert not self._depth, "`extend` after `feed`"
@@ -174,13 +181,14 @@ class Levels:
         )
 
     def keep(self, path: Iterable[int]) -> None:
-        """Keep the rows of accepted nodes, after the session has committed them.
+        """Keep the rows of accepted nodes. Call it after the session has committed their tokens.
 
-        The row of the last committed token is not kept, because it is the root of the next tree.
+        The row of the last committed token is not kept, because this token is the root of the next
+        tree.
 
         Args:
-            path: Accepted nodes from the root's child down, as indices among the processed nodes.
-                A node that was not processed ends the path.
+            path: Accepted nodes in order, starting with the child of the root, as indices among the
+                processed nodes. The first node that was not processed ends the path.
         """
         most = len(self._session.tokens()) - self._text_length - 1
         rows: list[int] = []
@@ -192,17 +200,23 @@ class Levels:
         self._reset()
 
     def drop(self) -> None:
-        """Drop all nodes. A head then recomputes its rows from the target's features."""
+        """Drop the rows of all draft nodes. A head later recomputes rows from the target's
+        features.
+        """
         self.keep(())
 
     def _visibility_mask(self) -> Tensor:
-        """Return which processed nodes each node of the last level attends to, [n, fed] bool."""
+        """Return a bool mask [n, fed]: which processed nodes each node of the last level attends
+        to.
+        """
         if isinstance(self._visible, Tensor):
             return self._visible
         return _mask(tuple(self._visible), self._session.device)
 
     def _reset(self) -> None:
-        """Drop all nodes. The last remaining row is that of the root, or of the token before it."""
+        """Drop the rows of all nodes. The last remaining row belongs to the root or to the token
+        before.
+        """
         self._text_length = len(self._session.tokens())
         self._root_position = self.state.position() - 1
         self._depth = self.fed = 0
@@ -211,11 +225,11 @@ class Levels:
 
 
 class HeadLevels:
-    """Tree drafting with a `SequentialHead`. It is like `Levels`, but has no state.
+    """Tree drafting with a `SequentialHead`. It works like `Levels`, but without a model state.
 
     Args:
-        session: Session of the request, with captured features.
-        head: The metered head.
+        session: Session of the request, which captures the target's features.
+        head: The draft head, with metered calls.
     """
 
     def __init__(self, session: Session, head: MeteredHead) -> None:
@@ -225,13 +239,16 @@ class HeadLevels:
     def begin(self) -> ModelOutput:
         """Return the logits [1, 1, V] after the last committed token.
 
-        The head reads the target's newest features.
+        The head computes them from the newest target features.
         """
         self._depth, self._features = 0, self._session.features()
         return self.feed(self._session.tokens()[-1:], (0,))
 
     def feed(self, tokens: Sequence[int] | Tensor, parents: Sequence[int] | Tensor) -> ModelOutput:
-        """Run the head on n nodes of the next level. Arguments and result as in `Levels.feed`."""
+        """Run the head on n nodes of the next tree level.
+
+        The arguments and the result are the same as in `Levels.feed`.
+        """
         device = self._session.device
         ids = tokens if isinstance(tokens, Tensor) else host.ids(tokens, device)
         rows = (
@@ -244,22 +261,22 @@ class HeadLevels:
         return ModelOutput(out.logits[None], out.rows[None])
 
 
-# The results of these functions are cached. Do not change the tensors.
+# The results of the following functions are cached tensors. Callers must not change them.
 
 
 def _parent_indices(parents: Sequence[int] | Tensor, device: torch.device) -> Tensor:
-    """Return the parents as a tensor [n] int64."""
+    """Return the parent indices as an int64 tensor [n]."""
     return parents if isinstance(parents, Tensor) else host.cached_ids(tuple(parents), device)
 
 
 @lru_cache(maxsize=4096)
 def _positions(n: int, position: int, device: torch.device) -> Tensor:
-    """Return a tensor [1, n] int64 filled with one position."""
+    """Return an int64 tensor [1, n] whose elements all have the given position."""
     return torch.full((1, n), position, device=device)
 
 
 @lru_cache(maxsize=1024)
 def _mask(seen: tuple[bytes, ...], device: torch.device) -> Tensor:
-    """Return the mask [n, fed] bool from the bytes of n nodes."""
+    """Return the bool attention mask [n, fed] from the byte strings of n nodes."""
     flags = bytearray(b"".join(seen))
     return host.send(torch.frombuffer(flags, dtype=torch.bool).view(len(seen), -1), device)

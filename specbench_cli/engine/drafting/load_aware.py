@@ -1,4 +1,4 @@
-"""Base class of length rules that depend on the load: on batch size and forward costs."""
+"""Base class of draft length rules that depend on the load: the batch size and forward costs."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ PRIOR_WEIGHT = 8.0
 def expected_tokens(alpha: float, k: int) -> float:
     """Return the expected number of tokens that a step with k draft tokens commits.
 
-    It includes the target's own token. If each draft token is accepted with probability alpha, it
-    is 1 + alpha + ... + alpha^k (Leviathan et al., arXiv:2211.17192).
+    The number includes the token that the target adds itself. If each draft token is accepted with
+    probability alpha, the result is 1 + alpha + ... + alpha^k (Leviathan et al., arXiv:2211.17192).
     """
     return k + 1.0 if alpha >= 1 else (1 - alpha ** (k + 1)) / (1 - alpha)
 
 
 class LoadAwareLength(Length):
-    """Base class of length rules that set the lengths of all sequences of a step together.
+    """Base class of rules that set the draft lengths of all sequences in a step together.
 
     Args:
-        most: Maximum length.
-        acceptance: Prior acceptance rate of verified draft tokens.
-        target, draft: Functions that return the cost of verification and of drafting.
+        most: Maximum draft length.
+        acceptance: Assumed acceptance rate of draft tokens before the rule has seen outcomes.
+        target, draft: Functions that return the time of verification and of drafting.
 
     Attributes:
         learns: Whether the rule uses the outcomes of earlier drafts.
@@ -62,7 +62,9 @@ class LoadAwareLength(Length):
         session.harness.policy = self
 
     def begin(self) -> None:
-        """See `Length`. The rule of the first sequence sets the lengths of all."""
+        """Start a new chain. The rule object of the first sequence sets the lengths of all
+        sequences.
+        """
         super().begin()
         batch: list[Self] = [
             session.harness.policy for session in self._session.harness.batch_sessions
@@ -76,26 +78,29 @@ class LoadAwareLength(Length):
 
     @abstractmethod
     def choose_lengths(self, batch: Sequence[Self]) -> list[int]:
-        """Return the length of each sequence of a step, within the remaining budgets."""
+        """Return a draft length for each sequence of a step, within their remaining
+        token budgets."""
 
     def continues_after(self, out: ModelOutput, pick: Pick) -> bool:
-        """See `Length`."""
+        """Return True if the chain is shorter than the length that was chosen for this step."""
         return self.drafted < self.most
 
     @property
     def max_draft_tokens(self) -> int:
-        """Maximum number of draft tokens: the bound, or the remaining budget if it is smaller."""
+        """Maximum number of draft tokens: `most`, or the remaining token budget if it
+        is smaller."""
         return min(self._bound, self._session.max_draft_length())
 
     def observe(self, outcome: Outcome) -> None:
-        """Count accepted and verified tokens.
+        """Count the accepted and the verified draft tokens.
 
-        Accepted over verified is the maximum-likelihood estimate. Accepted over drafted is too low,
-        because tokens after the first rejection are not verified.
+        Accepted tokens divided by verified tokens is the maximum-likelihood estimate of the
+        acceptance rate. Dividing by all drafted tokens would give a rate that is too low, because
+        tokens after the first rejection are not verified.
         """
         self._accepted += len(outcome.path)
         self._tested += outcome.tested
 
     def acceptance_rate(self, prior: float) -> float:
-        """Return the estimated acceptance rate, shrunk towards a prior."""
+        """Return the estimated acceptance rate, shrunk towards the given prior rate."""
         return (self._accepted + PRIOR_WEIGHT * prior) / (self._tested + PRIOR_WEIGHT)

@@ -1,4 +1,4 @@
-"""SmartSpec: the draft lengths of a step that maximize goodput.
+"""SmartSpec: choice of the draft lengths that maximize the goodput of a step.
 
 Xiaoxuan Liu et al.: Optimizing Speculative Decoding for Serving Large Language Models Using Goodput
 (SmartSpec, TurboSpec), 2024, arXiv:2406.14066.
@@ -23,18 +23,20 @@ def best_lengths(
 ) -> list[int]:
     """Return the draft lengths k_i of n sequences that maximize the goodput of a step.
 
-    Goodput is expected tokens over time:
-    sum_i tokens(alpha_i, k_i) / (t_target(n, n + sum_i k_i) + sum_j t_draft(those with k_i >= j)).
+    Goodput is the expected number of committed tokens divided by the time of the step: sum_i
+    tokens(alpha_i, k_i) / (t_target(n, n + sum_i k_i) + sum_j t_draft(number of i with k_i >= j)).
 
-    A greedy search is run for each possible maximum length. It adds draft tokens in the order of
-    their gains alpha_i^j as long as goodput increases. The result is optimal if a forward costs a
-    constant plus the same amount per row. Differs from the paper: unequal lengths may cost more
-    than equal ones with the same number of rows, so equal lengths are tried too.
+    A greedy search runs for each possible maximum length. It adds draft tokens in the order of
+    their expected gains alpha_i^j, as long as goodput increases. The result is optimal if a forward
+    costs a constant plus the same amount per row.
+
+    Unlike the paper, the function also tries equal lengths. Unequal lengths may cost more than
+    equal lengths with the same number of rows.
 
     Args:
-        alphas: Acceptance probability of a draft token, per sequence.
-        max_lengths: Maximum number of draft tokens, per sequence.
-        target, draft: Functions that return the cost of verification and of drafting.
+        alphas: Acceptance probability of a draft token, for each sequence.
+        max_lengths: Maximum number of draft tokens, for each sequence.
+        target, draft: Functions that return the time of verification and of drafting.
     """
     n = len(alphas)
     best, most = [0] * n, n / target(n, n, True)
@@ -78,16 +80,16 @@ def best_lengths(
 
 
 class SmartSpecLength(LoadAwareLength):
-    """Length rule that maximizes goodput, from each sequence's acceptance rate so far.
+    """Draft length rule that maximizes goodput, from each sequence's acceptance rate so far.
 
-    The rate of a sequence is shrunk towards the rate of all sequences in the step, which is shrunk
-    towards the parameter `acceptance`.
+    A sequence with few verified tokens has an uncertain acceptance rate. So its rate is shrunk
+    towards the mean rate of the step, and that mean towards the parameter `acceptance`.
     """
 
     learns = True
 
     def choose_lengths(self, batch: Sequence[Self]) -> list[int]:
-        """See `LoadAwareLength`."""
+        """Return the draft lengths that maximize the goodput of the step."""
         accepted, tested = (
             sum(getattr(each, of) for each in batch) for of in ("_accepted", "_tested")
         )

@@ -1,7 +1,7 @@
-"""Suffix array over fixed texts, which finds all occurrences of a string.
+"""Suffix array over fixed texts, which finds all occurrences of a sequence of tokens.
 
 Udi Manber, Gene Myers: Suffix Arrays: A New Method for On-Line String Searches, SIAM Journal on
-Computing, 1993. libdivsufsort sorts the array.
+Computing, 1993. The library libdivsufsort sorts the suffixes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Ints = NDArray[Any]
 
 @renamed_members(behind="continuations")
 class SuffixArray:
-    """All positions of some texts, sorted by the suffixes that start there.
+    """All positions of some texts, sorted by the suffixes that start at these positions.
 
-    The occurrences of a string are adjacent in this order, so two binary searches find them. Their
-    continuations are sorted too.
+    The occurrences of a string are neighbours in this order, so two binary searches find all of
+    them. The tokens that follow each occurrence are sorted too.
 
     Args:
-        tokens: [n] integers, the concatenated texts. Each text ends with `end`, which is no token,
-            so no string continues into the next text.
-        order: [n] int, the positions 0 to n - 1, sorted.
+        tokens: Integers [n]: the concatenated texts. Each text ends with the marker `end`. The
+            marker is not a token, so no string continues into the next text.
+        order: Integers [n]: the positions 0 to n - 1, sorted by their suffixes.
 
     Attributes:
-        end: The end marker, which is the last of `tokens`.
+        end: The end marker, which is the last element of `tokens`.
     """
 
     def __init__(self, tokens: Ints, order: Ints) -> None:
@@ -40,15 +40,16 @@ class SuffixArray:
 
     @staticmethod
     def sort(texts: Iterable[Sequence[int]], end: int) -> tuple[Ints, Ints]:
-        """Sort texts, and return the arguments `tokens` and `order` of the class.
+        """Sort the suffixes of some texts. Return the arguments `tokens` and `order` of the class.
 
-        Tokens are uint16 if they fit, else int32. The order is int32, or int64 for more than 2^31
-        tokens.
+        Tokens are stored as uint16 if they fit, otherwise as int32. The order is stored as int32,
+        or as int64 for more than 2^31 tokens.
 
         Args:
-            end: End marker, greater than each token. Without texts, it is the only element.
+            end: End marker, greater than each token. If there are no texts, `tokens` contains only
+                this marker.
         """
-        # Lazy import: only sorting needs the library, which starts a thread runtime.
+        # Import the library only here: it starts a thread runtime, and only sorting needs it.
         from pydivsufsort import divsufsort
 
         fitting = np.uint16 if end <= np.iinfo(np.uint16).max else np.int32
@@ -57,7 +58,8 @@ class SuffixArray:
         return tokens, divsufsort(tokens)
 
     def find(self, string: Sequence[int]) -> range:
-        """Return the range in `order` where a string occurs. It is empty if there is none."""
+        """Return the range of indices in `order` where a string occurs. Empty if it
+        does not occur."""
         wanted, n = list(string), len(string)
 
         def tokens_at(place: int) -> list[int]:
@@ -69,12 +71,12 @@ class SuffixArray:
         return range(first, bisect_right(order, wanted, first, key=tokens_at))
 
     def continuations(self, found: range, n: int, length: int, most: int) -> Ints:
-        """Return the continuations of a string's occurrences, [at most `most`, length], sorted.
+        """Return the tokens that follow each occurrence of a string, sorted: [occurrences, length].
 
-        Positions after the end of a text have the value `end`.
+        After the end of a text, the result contains the marker `end`.
 
         Args:
-            found: Result of `find`.
+            found: Range that `find` returned for the string.
             n: Length of the string.
             most: Maximum number of occurrences. If there are more, evenly spaced ones are used.
         """

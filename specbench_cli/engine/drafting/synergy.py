@@ -1,4 +1,4 @@
-"""Synergy: the best draft length for each batch size, from a table.
+"""Synergy: choice of the best draft length for each batch size, from a table.
 
 Qidong Su, Christina Giannoula, Gennady Pekhimenko: The Synergy of Speculative Decoding and Batching
 in Serving Large Language Models, 2023, arXiv:2310.18813.
@@ -24,10 +24,10 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 def best_length(
     alpha: float, batch_size: int, max_length: int, target: StepCost, draft: DraftCost
 ) -> int:
-    """Return the draft length s that minimizes the time per token, for b = `batch_size` sequences.
+    """Return the draft length s that minimizes the time per token, for `batch_size` = b sequences.
 
-    The time per token is (t_target(b, b (s + 1)) + s t_draft(b)) / tokens(s). Ties go to the
-    shortest length.
+    The time per token is (t_target(b, b (s + 1)) + s t_draft(b)) / tokens(s). Among equally good
+    lengths, the function returns the shortest.
     """
     return min(
         range(max_length + 1),
@@ -39,9 +39,9 @@ def best_length(
 
 
 class SynergyLength(LoadAwareLength):
-    """Length rule that looks up `best_length` by the number of sequences in a step.
+    """Draft length rule that looks up the best length for the number of sequences in a step.
 
-    Between two sizes of the table, the length of the larger size is used.
+    For a number between two batch sizes of the table, the rule uses the entry of the larger size.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SynergyLength(LoadAwareLength):
         self._table: dict[int, int] = {}
 
     def choose_lengths(self, batch: Sequence[Self]) -> list[int]:
-        """See `LoadAwareLength`."""
+        """Return the same draft length for all sequences, as far as their budgets allow it."""
         batch_size = next((size for size in BATCH_SIZES if size >= len(batch)), BATCH_SIZES[-1])
         if batch_size not in self._table:
             known, bound = self._prior_acceptance, self._bound

@@ -1,8 +1,9 @@
-"""Draft trees of a fixed shape (templates), which are filled with a draft model's tokens by rank.
+"""Draft trees of a fixed shape (templates), filled with the draft model's most likely tokens.
 
 EAGLE (Li, Wei, Zhang and Zhang, ICML 2024, arXiv:2401.15077) and Medusa (Cai et al., ICML 2024,
-arXiv:2401.10774) use such trees. A node is named by the ranks of the children on its path: (0, 2)
-is the third child of the first child of the root. Values that depend only on the shape are cached.
+arXiv:2401.10774) use such trees. A node is named by the ranks of the children on its path. For
+example, (0, 2) is the third child of the root's first child. Values that depend only on the shape
+are cached.
 """
 
 from __future__ import annotations
@@ -36,15 +37,16 @@ RATES = (0.6, 0.15, 0.07, 0.04, 0.025, 0.015, 0.01, 0.008, 0.006, 0.005)
 class TemplateLevel:
     """One level of a template, with n nodes.
 
-    f of the nodes have children, so the draft model processes them.
+    f of the n nodes have children. The draft model processes only these f nodes.
 
     Attributes:
-        parents: Parent of each node, as an index among the nodes processed last. 0 at the first
-            level.
-        width: Number of children needed per parent.
-        picks: Parent, as in `parents`, and rank of each node.
-        fed: Indices of the f nodes to process.
-        fed_parents: Parents of these nodes, as in `parents`.
+        parents: Parent of each node, as an index among the nodes that the draft model processed
+            last. At the first level all are 0.
+        width: Number of children that each parent needs.
+        picks: For each node, the index of its parent (as in `parents`) and its rank among the
+            parent's children.
+        fed: Indices of the f nodes that the draft model processes.
+        fed_parents: Parents of these f nodes, as in `parents`.
     """
 
     parents: tuple[int, ...]
@@ -54,7 +56,8 @@ class TemplateLevel:
     fed_parents: tuple[int, ...]
 
     def select_tokens(self, children: Tensor) -> Ids:
-        """Return the tokens of the level from the children [f, width] of its parents."""
+        """Return the tokens of this level, from the most likely children [f, width]
+        of each parent."""
         if host.is_on_host(children.device):
             ids = children.tolist()
             return [ids[row][rank] for row, rank in self.picks]
@@ -62,7 +65,7 @@ class TemplateLevel:
         return children.flatten().index_select(0, host.cached_ids(flat, children.device))
 
     def select_fed(self, tokens: Ids) -> Ids:
-        """Return the tokens of the level that the draft model processes."""
+        """Return those tokens of this level that the draft model processes."""
         if isinstance(tokens, Tensor):
             return tokens.index_select(0, host.cached_ids(self.fed, tokens.device))
         return [tokens[at] for at in self.fed]
@@ -71,12 +74,15 @@ class TemplateLevel:
 @renamed_members(within="truncate")
 @dataclass(frozen=True, slots=True)
 class TreeTemplate:
-    """Shape of a tree. `tree_of_choices`, `tree_of_widths` and `best_tree` create templates.
+    """Fixed shape of a draft tree.
+
+    The functions `tree_of_choices`, `tree_of_widths` and `best_tree` create templates.
 
     Attributes:
-        nodes: Nodes level by level, siblings by rank.
-        parents: As in `Draft`.
-        fed: Index of each node among the processed nodes; -1 for leaves, which are not processed.
+        nodes: Nodes level by level, siblings by rank. A node is a tuple of the ranks on its path.
+        parents: Index of each node's parent in `nodes`. `ROOT` means the root.
+        fed: For each node, its index among the nodes that the draft model processes. Leaves are not
+            processed and have -1.
     """
 
     nodes: tuple[Ranks, ...]
@@ -89,16 +95,16 @@ class TreeTemplate:
         return len(self.nodes[-1]) if self.nodes else 0
 
     def truncate(self, depth: int, width: int) -> TreeTemplate:
-        """Return the part in the first `depth` levels with at most `width` children per node."""
+        """Return the nodes in the first `depth` levels, with at most `width` children per node."""
         return _truncate(self, depth, width)
 
     def levels(self) -> tuple[TemplateLevel, ...]:
-        """Return all levels."""
+        """Return all levels of the tree."""
         return _levels(self)
 
 
 def tree_of_choices(choices: Iterable[Sequence[int]]) -> TreeTemplate:
-    """Return the tree with the given nodes.
+    """Return the template with the given nodes. Each node is a sequence of ranks on its path.
 
     Raises:
         ValueError: The parent of a node is missing.
@@ -119,7 +125,7 @@ def tree_of_choices(choices: Iterable[Sequence[int]]) -> TreeTemplate:
 
 @lru_cache
 def tree_of_widths(widths: tuple[int, ...]) -> TreeTemplate:
-    """Return the complete tree with the given number of children per node at each level."""
+    """Return the template in which each node of level i has `widths[i]` children."""
     ends = range(1, len(widths) + 1)
     return tree_of_choices(node for end in ends for node in product(*map(range, widths[:end])))
 
@@ -131,13 +137,13 @@ def best_tree(
     depth: int | None = None,
     width: int | None = None,
 ) -> TreeTemplate:
-    """Return the tree of n nodes with the most expected accepted tokens.
+    """Return the template of n nodes with the most expected accepted tokens.
 
-    Acceptance rates depend only on the rank of a child. As in Medusa (Cai et al.), nodes are added
-    in the order of the product of the rates on their path.
+    The acceptance rate of a child is assumed to depend only on its rank among its siblings. As in
+    Medusa (Cai et al.), nodes are added in the order of the product of the rates on their path.
 
     Args:
-        rates: Acceptance rate of the child at each rank, not increasing.
+        rates: Acceptance rate of the child at each rank, in descending order.
         depth: Maximum number of levels.
         width: Maximum number of children of a node.
     """
@@ -163,17 +169,18 @@ def fill(
     *,
     how: DrawMode = "deterministic",
 ) -> GrownTree:
-    """Return a draft with the shape of a template after the last committed token.
+    """Return a draft tree with the shape of a template, after the last committed token.
 
-    It takes one model call per level, with that of `levels.begin`. The template determines which
-    children are used, so no level needs a device sync.
+    The function takes one model call per level, including the call in `levels.begin`. The template
+    determines which children are used, so no level needs a device sync.
 
     Args:
-        template: Template with at most `limit` levels, the argument of `propose`
-            (`TreeTemplate.truncate`).
-        levels: Levels of a draft model or head, after `begin`.
-        first: Result of `begin`.
-        how: How children are chosen if tokens are drawn; see `Session.branch`.
+        template: Template with at most `limit` levels, where `limit` is the argument of `propose`.
+            `TreeTemplate.truncate` shortens a template.
+        levels: `Levels` of a draft model or head. The caller has already called its `begin`.
+        first: The output that `begin` returned.
+        how: How children are chosen if the decoding rule draws tokens: "independent",
+            "without_replacement" or "deterministic".
     """
     out = first
     tokens: list[Ids] = []
@@ -191,14 +198,15 @@ def fill(
 
 
 def fill_from(template: TreeTemplate, logits: Tensor, session: Session) -> Draft:
-    """Return a draft with the shape of a template from the logits of all levels, as in Medusa.
+    """Return a draft tree with the shape of a template, from the logits of all levels, as in
+    Medusa.
 
-    All nodes of a level have the same children: the best tokens of the level's logits. Levels
-    without logits or beyond the remaining budget, and tokens with logits of -inf, are dropped. It
-    takes one device sync.
+    All nodes of a level have the same children: the tokens with the best logits for that level.
+    Some nodes are dropped: nodes of levels without logits or beyond the remaining token budget, and
+    tokens with logits of -inf. The function takes one device sync.
 
     Args:
-        logits: [levels, V] over the target's ids.
+        logits: Logits [levels, V] over the target's token ids.
     """
     tree = template.truncate(min(len(logits), session.max_draft_length()), logits.shape[-1])
     if not tree.nodes:

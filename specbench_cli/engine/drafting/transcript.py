@@ -1,6 +1,6 @@
-"""The text of a session in the vocabulary of a draft model with another tokenizer.
+"""The text of a session, tokenized for a draft model with another tokenizer than the target's.
 
-An error here cannot change an output, because it affects only draft tokens.
+An error in this module cannot change an output, because it affects only draft tokens.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ draft model drafts no more tokens."""
 
 @renamed_members(unread="pending_tokens", room="remaining")
 class Transcript:
-    """The text of a session in the draft's tokens, and the draft model's state.
+    """The text of a session in the draft model's tokens, and the state of the draft model.
 
     Attributes:
-        ids: Draft ids of the text so far.
-        translation: Map between the two vocabularies.
+        ids: Draft model's token ids of the text so far.
+        translation: Map between the vocabularies of target and draft model.
         state: State of the draft model. Its first rows belong to `ids`.
     """
 
     def __init__(self, session: Session, model: Metered) -> None:
-        """Tokenize a session's prompt for a draft model of the run."""
+        """Tokenize the prompt of a session for one of the run's draft models."""
         translation, prompt = model.decoder.translation, session.tokens()
         if translation is None:
             sizes = session.target.vocab_size, model.decoder.vocab_size
@@ -50,24 +50,24 @@ class Transcript:
 
     @property
     def remaining(self) -> int:
-        """Number of tokens that fit in the draft's state after the text."""
+        """Number of tokens that the draft model's state can still store after the text."""
         return self._most - len(self.ids)
 
     def pending_tokens(self) -> Tokens:
-        """Return the draft's tokens that its state has not processed."""
+        """Return the tokens of the text that the draft model has not processed."""
         device = self.translation.device
         return Tokens(host.ids(self.ids[self.state.length() :], device)[None])
 
     def follow(self, tokens: Sequence[int], drafted: Sequence[int] = ()) -> int:
-        """Extend `ids` to the end of the text, and roll the state back.
+        """Extend `ids` to the end of the text, and roll the draft model's state back.
 
-        The state drops the rows of rejected tokens, and the row of the last token.
+        The state drops the rows of rejected tokens and the row of the last token.
 
         Args:
             tokens: Target tokens of the whole text.
-            drafted: Draft tokens after `ids`. They are kept as long as their bytes match the text.
-                In the rest of the text, tokens that both vocabularies have are mapped one to one,
-                and all other bytes are tokenized again.
+            drafted: Draft tokens that followed `ids`. They are kept as long as their bytes match
+                the text. In the rest of the text, a token that both vocabularies contain is mapped
+                to its counterpart. All other bytes are tokenized again.
 
         Returns:
             Number of tokens of `drafted` that are kept.
@@ -95,6 +95,7 @@ class Transcript:
             self.ids.append(shared)
             loose = b""
         self.ids += draft.encode(loose)
-        # The next forward processes the last token, even if it was drafted and has a row.
+        # Drop the last token's row even if the token was drafted: the next forward processes it
+        # again.
         self.state.rollback(0, min(rows, len(self.ids) - 1))
         return num_kept

@@ -1,4 +1,4 @@
-"""Vocabularies of a target and of a draft model with another tokenizer, compared as bytes."""
+"""Comparison of the vocabularies of a target and a draft model with another tokenizer, as bytes."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ _PARTS = re.compile(rb"(\xff[^\xff]*\xff)")
 
 
 def special_piece(name: str) -> bytes:
-    """Return the byte string of a special token: its name between two `SPECIAL_MARK`s."""
+    """Return the byte string that represents a special token: its name between two
+    `SPECIAL_MARK`s."""
     return SPECIAL_MARK + name.encode() + SPECIAL_MARK
 
 
 @renamed_members(spelt="decode")
 @dataclass(frozen=True)
 class Vocabulary:
-    """The bytes of each id of a tokenizer, and the tokenization of texts.
+    """The byte string of each token id of a tokenizer, and a function that tokenizes text.
 
     Attributes:
-        pieces: Bytes of each id; empty for ids that only pad an embedding.
-        tokenize: Function from a text to its ids, without special tokens.
-        bos: Id that the tokenizer puts before every text, or None.
+        pieces: Byte string of each id. Empty for ids that only pad the embedding matrix.
+        tokenize: Function that returns the ids of a text, without special tokens.
+        bos: Beginning-of-sequence id that the tokenizer puts before every text, or None.
     """
 
     pieces: Sequence[bytes]
@@ -47,17 +48,17 @@ class Vocabulary:
 
     @classmethod
     def from_size(cls, n: int) -> Vocabulary:
-        """Return a vocabulary of n ids, each with its own special piece."""
+        """Return a vocabulary of n ids, each of which is a different special token."""
         return cls([special_piece(str(token)) for token in range(n)])
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any) -> Vocabulary:
-        """Return the vocabulary of a transformers fast tokenizer.
+        """Return the vocabulary of a fast tokenizer of transformers.
 
-        BOS and EOS are the same pieces in all vocabularies, whatever their names.
+        BOS and EOS have the same byte strings in all vocabularies, whatever their names.
 
         Raises:
-            ValueError: The encoding of tokens as bytes is unknown, or an id is too large.
+            ValueError: The tokenizer encodes bytes in an unknown way, or an id is too large.
         """
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
@@ -90,10 +91,10 @@ class Vocabulary:
         )
 
     def with_size(self, n: int) -> Vocabulary:
-        """Return the vocabulary of a model with n ids; ids without a token are empty.
+        """Return the vocabulary resized to a model with n ids. Ids without a token get empty bytes.
 
-        A model's matrices may have more rows than its tokenizer has tokens (padding), or fewer
-        (tokens that were added only to the tokenizer).
+        A model's matrices may have more rows than its tokenizer has tokens (padding). They may also
+        have fewer rows (some tokens were added only to the tokenizer).
         """
         pieces = [*self.pieces[:n], *[b""] * (n - len(self.pieces))]
         begins = None if self.bos is None or self.bos >= n else self.bos
@@ -101,17 +102,20 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> dict[bytes, int]:
-        """Id of each piece. If several ids have the same piece, the first one."""
+        """Token id of each byte string. If several ids have the same byte string, the first of
+        them.
+        """
         return {piece: at for at, piece in reversed([*enumerate(self.pieces)]) if piece}
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes of some tokens. Padding tokens have none."""
+        """Return the bytes of some token ids. Padding ids have no bytes."""
         return b"".join(self.pieces[token] for token in ids if token < len(self.pieces))
 
     def encode(self, data: bytes) -> list[int]:
-        """Return the ids of bytes, which may include special tokens and partial characters.
+        """Return the token ids of bytes, which may include special tokens and incomplete
+        characters.
 
-        Special tokens and bytes that are not in this vocabulary are dropped.
+        Special tokens and bytes that this vocabulary does not contain are dropped.
         """
         ids: list[int] = []
         for part in _PARTS.split(data):
@@ -133,7 +137,8 @@ class Vocabulary:
         ids = self.tokenize(text) if text else ()
         if self.decode(ids) == data:
             return ids
-        # Some tokenizers add a space before any text, but not after a newline.
+        # Some tokenizers add a space before any text, but not after a newline. So tokenize with a
+        # newline in front.
         after_newline = self.tokenize("\n" + text)
         for n in range(1, len(after_newline)):
             if self.decode(after_newline[n:]) == data:
@@ -148,7 +153,7 @@ def _byte(value: int) -> bytes:
 
 
 def _piece_decoder(tokenizer_json: Mapping[str, Any]) -> Callable[[str], bytes]:
-    """Return the function from a token to its bytes, from the decoder in tokenizer.json."""
+    """Return a function from a token to its bytes, according to the decoder in tokenizer.json."""
     kinds = re.findall(
         r'"type": "(\w+)"', json.dumps([tokenizer_json["decoder"], tokenizer_json["pre_tokenizer"]])
     )
@@ -172,8 +177,8 @@ class Translation:
     Attributes:
         target, draft: The two vocabularies.
         device: Device of the models.
-        target_to_draft: Draft id of each shared target token.
-        draft_to_target: Target id of each shared draft token.
+        target_to_draft: Draft model's id of each target token that both vocabularies contain.
+        draft_to_target: Target's id of each draft token that both vocabularies contain.
     """
 
     def __init__(self, target: Vocabulary, draft: Vocabulary, device: torch.device) -> None:
@@ -188,20 +193,24 @@ class Translation:
         )
 
     def to_target_logits(self, out: ModelOutput) -> ModelOutput:
-        """Return a draft's logits over target ids. Ids that the draft does not have get -inf."""
+        """Return the draft model's logits over target ids.
+
+        Target ids that the draft model's vocabulary does not contain get logits of -inf.
+        """
         rows = out.rows
         ours = rows.new_full((*rows.shape[:-1], len(self.target.pieces)), -torch.inf)
         ours[..., self._at] = rows[..., self._rows]
         return ModelOutput(ours[None], out.hidden)
 
     def to_draft_ids(self, tokens: Tensor) -> Tensor:
-        """Return the draft ids of shared target tokens [n]."""
+        """Return the draft model's ids of target tokens [n] that both vocabularies contain."""
         return self._ids[tokens]
 
     def spell_in_draft(self, token: int) -> list[int]:
-        """Return the draft ids that spell a target token; one id if both vocabularies have it.
+        """Return the draft model's ids whose bytes together are a target token.
 
-        Return an empty list if no ids spell it, or if another target id has the same bytes.
+        The result is one id if both vocabularies contain the token. It is an empty list if no ids
+        have these bytes, or if another target id has the same bytes.
         """
         piece = self.target.pieces[token]
         if self.target.ids.get(piece) != token:
@@ -212,15 +221,15 @@ class Translation:
         return ids if self.draft.decode(ids) == piece else []
 
     def to_target_ids(self, before: Sequence[int], ids: Sequence[int]) -> list[int]:
-        """Return the target tokens of draft tokens that follow a text.
+        """Return the target tokens that represent some draft tokens after a text.
 
         A target token may contain both the end of the text and the beginning of the draft. So the
-        last tokens of the text are tokenized together with the draft. If this changes them, the
-        draft is tokenized alone.
+        last tokens of the text are tokenized together with the draft. If this changes the tokens of
+        the text, the draft is tokenized alone.
 
         Args:
             before: Last target tokens of the text.
-            ids: Draft tokens. A partial character at their end is dropped.
+            ids: Draft tokens. If their bytes end with an incomplete character, it is dropped.
         """
         data = _drop_partial_character(self.draft.decode(ids))
         both = self.target.encode(self.target.decode(before) + data)
@@ -230,7 +239,7 @@ class Translation:
 
 
 def _drop_partial_character(data: bytes) -> bytes:
-    """Return the bytes without a partial character at the end."""
+    """Return the bytes without an incomplete UTF-8 character at the end."""
     for n in range(1, min(3, len(data)) + 1):
         lead = data[-n]
         if 0xC0 <= lead < 0xF8:  # begins a character of two bytes, three or four

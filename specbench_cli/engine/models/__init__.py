@@ -1,1 +1,1 @@
-"""Models: decoders, what they remember, and how they are loaded and metered."""
+"""Models: decoders, their states (such as KV caches), model loading and time measurement."""

@@ -1,6 +1,6 @@
 """Trained modules that methods need besides the models: draft heads, predictors, datastores.
 
-Planning code imports this module, so it does not import torch.
+Code that only plans a run imports this module, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ class Artifact(ABC):
     """A trained module that a method needs, such as a draft head or an acceptance predictor.
 
     Attributes:
-        kind: Key under `heads` in the description of a target, which names the module for it.
-        inside: Whether target checkpoints contain the module.
+        kind: Name of this kind of module. A target's description lists its modules under `heads` by
+            kind.
+        inside: Whether checkpoints of targets contain the module.
         hint: Command that trains or downloads the module. Empty for draft heads.
-        weight_bytes: Bytes of its own weights.
+        weight_bytes: Size of the module's own weights in bytes.
     """
 
     kind: ClassVar[str]
@@ -39,16 +40,17 @@ class Artifact(ABC):
         """Load the module from a folder.
 
         Args:
-            decoders: Decoders of the run, by role.
+            decoders: Decoders of the run, by role ("target", "draft").
 
         Raises:
-            EnvironmentFault: The folder is not readable, or belongs to another model.
+            EnvironmentFault: The folder is not readable, or its module was trained for another
+                model.
         """
 
     @classmethod
     @abstractmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return an untrained module for the decoders. Audits on tiny models use it."""
+        """Return an untrained module that fits the decoders. Audits on tiny models use it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Attention of new rows over the KV cache, and rotary position embeddings.
 
-A row is the hidden state of one token. The `attend_*` functions compute softmax(q k + bias) v, each
-for one use case. Unless a function says otherwise, it handles one sequence and its arguments are
+A row is the hidden state of one token. The `attend_*` functions all compute softmax(q k + bias) v.
+Each of them is for another use case. Unless a function's docstring says otherwise, it handles one
+sequence and has these arguments:
 
     q: Queries [heads, rows, d].
     k: Keys, transposed, [kv heads, d, seen]. "seen" is the number of cached and new rows.
@@ -34,14 +35,17 @@ def visible(
     positions: Tensor | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Return which of `start` old and n new rows each new row attends to, [n, start + n] bool.
+    """Return which rows each of n new rows attends to: a bool mask [n, start + n].
+
+    `start` is the number of cached rows.
 
     Args:
-        mask: [n, n] bool, which new row attends to which new row. None is causal. If the mask has
-            w more columns, [n, w + n], these come first and belong to the last w old rows.
-        positions: Positions [n] of the new rows, for the window. None means the next ones. The
-            position of an old row is its index.
-        window: Sliding window: a row attends to rows less than this many positions before it.
+        mask: Bool mask [n, n]: which new row attends to which new row. None means a causal mask. A
+            mask [n, w + n] also covers the last w cached rows, in its first w columns.
+        positions: Positions [n] of the new rows, for the sliding window. None means consecutive
+            positions after the cached rows. The position of a cached row is its index.
+        window: Size of the sliding window: a row attends to rows less than this many positions
+            before it.
     """
     block = torch.ones(n, n, dtype=torch.bool, device=device).tril() if mask is None else mask
     free = start + n - block.shape[1]
@@ -54,11 +58,11 @@ def visible(
 
 
 class CausalBias:
-    """Additive causal masks, 0 or -inf, for blocks of up to `MAX_FEW` rows, as slices of a table.
+    """Additive causal masks, 0 or -inf, for blocks of up to `MAX_FEW` rows.
 
-    Row i of a block after `start` rows attends to column j if j <= start + i and, with a window W,
-    if j > start + i - W. The mask of any `start` is a slice of one table, because both conditions
-    depend only on j - start.
+    Row i of a block after `start` cached rows attends to column j if j <= start + i. With a sliding
+    window W, j > start + i - W must hold too. Both conditions depend only on j - start. So the mask
+    for any `start` is a slice of one table.
     """
 
     def __init__(self, window: int | None, *, device: torch.device) -> None:
@@ -67,7 +71,7 @@ class CausalBias:
         self._starts = -1
 
     def reserve(self, starts: int) -> None:
-        """Allocate masks for blocks after up to `starts` rows."""
+        """Allocate masks for blocks of rows after up to `starts` cached rows."""
         if starts > self._starts:
             self._starts = starts
             seen = visible(starts, MAX_FEW, device=self._device, window=self._window)
@@ -75,21 +79,22 @@ class CausalBias:
             self._table = zero.masked_fill_(~seen, -torch.inf)
 
     def slice(self, start: int, first: int, n: int) -> Tensor:
-        """Return the mask [n, start + n - first] of n rows after `start` rows.
+        """Return the mask [n, start + n - first] of n new rows after `start` cached rows.
 
-        The columns before `first` are left out.
+        The mask omits the columns before `first`.
         """
         return self._table[:n, self._starts - start + first : self._starts + n]
 
 
 def attend_few(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Attend with the fewest torch calls, for few rows.
+    """Compute attention for few rows, with as few torch calls as possible.
 
-    Queries must be scaled already, and heads must not share keys (no grouped-query attention). With
-    a single row, heads that share keys can be passed as rows: q [kv heads, heads / kv heads, d].
+    The caller must have scaled the queries. Heads must not share keys (no grouped-query attention),
+    except for a single row. A single row can pass its heads as rows: q [kv heads, heads / kv heads,
+    d].
 
     Args:
-        bias: Additive [rows, seen]. None for one row, which attends to all rows.
+        bias: Additive mask [rows, seen]. None is for one row, which attends to all rows.
     """
     if bias is None:
         torch.bmm(torch.softmax(torch.bmm(q, k), -1), v, out=out)
@@ -107,10 +112,12 @@ def attend_many(
     scale: float,
     causal: bool = False,
 ) -> None:
-    """Attend with torch's fused kernels, for many rows, grouped-query attention and CUDA.
+    """Compute attention with torch's fused kernels, for many rows, grouped-query attention and
+    CUDA.
 
     Args:
-        bias: [rows, seen] bool. None means all rows, or a causal mask if `causal`.
+        bias: Bool mask [rows, seen]. None means a causal mask if `causal` is True, otherwise no
+            mask.
     """
     shared = q.shape[0] != k.shape[0]
     y = F.scaled_dot_product_attention(
@@ -122,12 +129,12 @@ def attend_many(
 def attend_fixed(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, *, scale: float
 ) -> None:
-    """Attend with torch's fused kernels over a fixed number of cached rows.
+    """Compute attention over a fixed number of cached rows, with torch's fused kernels.
 
-    The bias masks rows that are not written yet.
+    The mask hides cache rows that are not written yet.
 
     Args:
-        bias: As in `attend_shared`.
+        bias: Additive mask [heads / kv heads x rows, seen].
     """
     rows = q.reshape(k.shape[0], -1, q.shape[-1])
     y = F.scaled_dot_product_attention(rows[None], k.mT[None], v[None], bias, scale=scale)[0]
@@ -139,12 +146,12 @@ def attend_fixed(
 def attend_batch(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, *, scale: float
 ) -> None:
-    """Attend for b sequences with the same number of new rows.
+    """Compute attention for b sequences that have the same number of new rows.
 
     Args:
         q, out: [b, heads, rows, d].
-        k, v: [b, kv heads, seen, d]; keys are not transposed.
-        bias: Additive [b, 1, rows, seen].
+        k, v: [b, kv heads, seen, d]. Here keys are not transposed.
+        bias: Additive mask [b, 1, rows, seen].
     """
     out.copy_(_sdpa(q, k, v, bias, scale))
 
@@ -165,14 +172,14 @@ def attend_pool(
     query_rows: Tensor,
     which: Tensor,
 ) -> None:
-    """Attend as `attend_batch`, if k and v also contain places of other sequences.
+    """Compute attention for b sequences. k and v may also contain slots of other sequences.
 
-    On an accelerator, reading these unused places is cheaper than one call per sequence.
+    On a GPU, reading the unused slots is cheaper than one call per sequence.
 
     Args:
         q, out: [b, heads, rows, d].
-        k, v: [places, kv heads, seen, d].
-        bias: Additive [places, 1, rows, seen].
+        k, v: [places, kv heads, seen, d]. A place is one sequence's slot in the cache.
+        bias: Additive mask [places, 1, rows, seen].
         query_rows: [places], index of the sequence whose queries are used at each place. Any index
             is valid for an unused place.
         which: [b], the place of each sequence.
@@ -182,10 +189,12 @@ def attend_pool(
 
 
 def attend_shared(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Attend as `attend_few` for grouped-query attention: heads that share keys become rows.
+    """Compute attention for few rows with grouped-query attention.
+
+    Heads that share keys become rows of one product.
 
     Args:
-        bias: Additive [heads / kv heads x rows, seen].
+        bias: Additive mask [heads / kv heads x rows, seen].
     """
     assert bias is not None
     rows = q.reshape(k.shape[0], -1, q.shape[-1])
@@ -196,15 +205,15 @@ def attend_shared(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Ten
 def attend_tree(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor, *, scale: float, n: int
 ) -> None:
-    """Attend with any mask. A masked row has no effect, even if it contains NaN.
+    """Compute attention with any mask. A masked row has no effect, even if it contains NaN.
 
-    Adding -inf to a NaN score would keep the NaN, so scores of masked rows are replaced. The values
+    Adding -inf to a NaN score gives NaN. So scores of masked rows are replaced instead. The values
     of masked rows are multiplied by zero, and 0 times NaN is NaN. So NaN values of the last n rows
-    are replaced by 0 first. A row that attends to a row with NaN still gets NaN, through the keys.
-    All other results are equal to those of `attend_few` and `attend_shared`.
+    are first replaced by 0. A row that attends to a row with NaN keys still gets NaN. All other
+    results equal those of `attend_few` and `attend_shared`.
 
     Args:
-        bias: As in `attend_shared`, 0 or -inf.
+        bias: Mask [heads / kv heads x rows, seen], with values 0 or -inf.
     """
     assert bias is not None
     v[:, v.shape[1] - n :].nan_to_num_()
@@ -222,13 +231,14 @@ Table = tuple[Tensor, ...]
 class RotaryEmbedding(nn.Module):
     """Cosines and sines of positions (Su et al., arXiv:2104.09864, equation 15).
 
-    It computes the same numbers as the transformers module, whose import takes a second or two.
+    This class computes the same numbers as the transformers module. Importing the transformers
+    module takes a second or two.
 
     Args:
-        config: transformers config with a RoPE variant that `fits` accepts.
+        config: transformers config. `fits` must accept its RoPE variant.
 
     Attributes:
-        inv_freq: [head_dim / 2], radians per position.
+        inv_freq: Rotation frequencies [head_dim / 2], in radians per position.
     """
 
     inv_freq: Tensor
@@ -249,9 +259,9 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("inv_freq", frequencies, persistent=False)
 
     def forward(self, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines [..., n, head_dim] of positions [..., n].
+        """Return the cosines and sines [..., n, head_dim] of positions [..., n].
 
-        They have the dtype and the device of `like`.
+        The results have the dtype and the device of `like`.
         """
         angles = position_ids[..., None].float() * self.inv_freq.to(like.device, torch.float32)
         angles = torch.cat((angles, angles), -1)
@@ -262,20 +272,21 @@ class RotaryEmbedding(nn.Module):
 class Rotary:
     """In-place rotation of queries and keys (RoPE).
 
-    RoPE rotates pairs of elements. In float32, `permute` reorders the weights once so that the two
-    elements of a pair are adjacent. A rotation is then one complex product. The order of elements
-    is the same in queries and keys, so attention scores do not change. The complex factors of both
-    include the square root of attention's scale 1 / sqrt(head_dim).
+    RoPE rotates pairs of elements. In float32, `permute` reorders the weights once, so that the two
+    elements of a pair are neighbours. A rotation is then one complex product. Queries and keys have
+    the same order of elements, so attention scores do not change. The factors of queries and keys
+    both include the square root of the attention scale 1 / sqrt(head_dim).
 
-    Torch has no complex numbers in half precision. There, and with specbench's own kernels, the
-    elements keep the checkpoint's order, and attention applies its scale.
+    Torch has no complex products in half precision. In half precision, and with specbench's own
+    kernels, elements keep the order of the checkpoint. The attention function then applies the
+    scale.
 
     Args:
         interleaved: Whether `permute` reorders weights. Only for float32.
 
     Attributes:
-        scale: Factor that attention still has to apply to its scores.
-        tables: Tables of all reserved positions.
+        scale: Factor that attention must still apply to its scores.
+        tables: Rotation factors of all reserved positions.
     """
 
     def __init__(
@@ -293,7 +304,7 @@ class Rotary:
         self.tables: Table = (torch.empty(0),)
 
     def reserve(self, positions: int) -> None:
-        """Allocate tables for positions 0..positions-1."""
+        """Allocate rotation factors for positions 0 to positions - 1."""
         if positions <= len(self.tables[0]):
             return
         like = torch.empty(0, dtype=self._dtype)
@@ -308,29 +319,31 @@ class Rotary:
         self.tables = tuple(host.send(table[:, None], self._device) for table in tables)
 
     def permute(self, weight: Tensor) -> Tensor:
-        """Return the weights [heads * head_dim, ...] of a query or key projection in `rotate`'s
-        order."""
+        """Return the weights [heads * head_dim, ...] in the element order that `rotate` needs.
+
+        The weights are those of a query or key projection.
+        """
         if not self.interleaved:
             return weight
         pairs: Tensor = weight.unflatten(0, (-1, 2, self._half)).transpose(1, 2)
         return pairs.reshape(weight.shape)
 
     def slice(self, start: int, n: int) -> Table:
-        """Return the tables of n consecutive positions."""
+        """Return the rotation factors of n consecutive positions."""
         return tuple(table.narrow(0, start, n) for table in self.tables)
 
     def select(self, positions: Tensor) -> Table:
-        """Return the tables of any positions, [rows] int64."""
+        """Return the rotation factors of any positions, given as [rows] int64."""
         return tuple(table.index_select(0, positions) for table in self.tables)
 
     def as_pairs(self, x: Tensor) -> Tensor:
-        """Return the view of x [rows, heads, head_dim] that `rotate` expects."""
+        """Return a view of x [rows, heads, head_dim] in the form that `rotate` needs."""
         if self.interleaved:
             return torch.view_as_complex(x.unflatten(-1, (self._half, 2)))
         return x
 
     def rotate(self, x: Tensor, table: Table) -> None:
-        """Rotate the result of `as_pairs` in place by the tables of its rows."""
+        """Rotate a view from `as_pairs` in place, with the rotation factors of each row."""
         if self.interleaved:
             x.mul_(table[0])
         else:

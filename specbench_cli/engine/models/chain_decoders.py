@@ -1,13 +1,13 @@
 """Decoders of transformers modules that support only chains: recurrent and encoder-decoder models.
 
-A recurrent model (Mamba-2, or a hybrid with attention) stores a text in a state of fixed size, from
-which single tokens cannot be removed. The decoder keeps a snapshot of the state at the end of each
-forward. To roll back to a position between two snapshots, the engine returns to the earlier one and
-processes the tokens after it again.
+A recurrent model (Mamba-2, or a hybrid with attention) stores the text in a state of fixed size.
+Single tokens cannot be removed from such a state. So the decoder keeps a snapshot of the state at
+the end of each forward. To roll back to a position between two snapshots, the engine restores the
+earlier snapshot and processes the tokens after it again.
 
-A sequence-to-sequence model (T5) encodes the prompt and decodes the output. The text of its decoder
-begins with the model's start token. The encoder runs in the first forward of a sequence, and its
-output is stored in the sequence's state.
+A sequence-to-sequence model (T5) encodes the prompt and decodes the output. The decoder's text
+begins with the model's start token. The encoder runs in the first forward of a sequence. Its output
+is stored in the state of the sequence.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ from specbench_cli.errors import MethodFault
 
 
 class RecurrentDecoder(ChainDecoder):
-    """A decoder of a recurrent module. It keeps a copy of the cache after each forward.
+    """A decoder of a recurrent transformers module. It keeps a copy of the cache after each
+    forward.
 
     Raises:
-        UsageError: The trial fails: continuing from the cache gives other logits than one forward
-            over all tokens.
+        UsageError: The test at loading fails. The test compares the logits of a continued cache
+            with the logits of one forward over all tokens.
     """
 
     _one_by_one = False  # whether the module needs single tokens after its first forward
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> RecurrentState:
-        """See `Decoder`. The state is not preallocated."""
+        """Return an empty state. Its memory is not preallocated."""
         return RecurrentState(n_seqs, capacity)
 
     def _forward_sequence(
@@ -53,7 +54,7 @@ class RecurrentDecoder(ChainDecoder):
     ) -> tuple[dict[int, Tensor], Tensor | None]:
         assert isinstance(state, RecurrentState)
         held, n = state.latest_cache(seq), ids.shape[1]
-        # The module changes its cache in place, so it gets a copy.
+        # The module changes its cache in place, so pass it a copy.
         cache = DynamicCache(config=self.module.config) if held is None else copy.deepcopy(held)
         inputs = {self._cache_name: cache, "use_cache": True}
         if held is None or n == 1 or not self._one_by_one:
@@ -69,7 +70,10 @@ class RecurrentDecoder(ChainDecoder):
         return left, logits
 
     def _trial(self, ids: Tensor) -> float:
-        """See the base class. Also set `_one_by_one` if the module needs single tokens."""
+        """Return the relative difference between this decoder's logits and the module's own logits.
+
+        Also set `_one_by_one` if the module needs single tokens.
+        """
         expected = self.module(input_ids=ids, use_cache=False).logits
         gap = self._trial_gap(ids, expected)
         if not gap <= self.rounding:
@@ -86,7 +90,9 @@ class RecurrentDecoder(ChainDecoder):
 
 
 def _select_logits(logits: Sequence[Tensor | None], at: LogitsAt) -> Tensor | None:
-    """Return the logits that `at` selects, from logits [1, 1, V] of each token."""
+    """Return the logits of the tokens that `at` selects. `logits` has one tensor [1, 1, V] per
+    token.
+    """
     rows = [each for each in logits if each is not None]
     if at is None or not rows:
         return None
@@ -97,21 +103,23 @@ def _select_logits(logits: Sequence[Tensor | None], at: LogitsAt) -> Tensor | No
 
 
 class Seq2SeqDecoder(ChainDecoder):
-    """A decoder of a module with an encoder. The position of a token is its row number.
+    """A decoder of a transformers module with an encoder. A token's position is its row number.
 
     Attributes:
-        start: The decoder's start token, which every text begins with.
+        start: The start token, with which every text of the decoder begins.
 
     Raises:
-        UsageError: The model has no start token, or the trial fails.
+        UsageError: The model has no start token, or the test at loading fails.
     """
 
     def split_prompt(self, ids: Sequence[int]) -> tuple[tuple[int, ...], ExtraInput | None]:
-        """See `Decoder`. The encoder reads the prompt."""
+        """Split a prompt. The encoder reads the whole prompt, and the decoder begins with the start
+        token.
+        """
         return (self.start,), ExtraInput(ids=tuple(ids))
 
     def attach(self, state: State, source: ExtraInput, seq: int = 0) -> bool:
-        """See `Decoder`."""
+        """Attach the prompt that the encoder reads in the sequence's first forward."""
         assert isinstance(state, TransformersState)
         if not source.ids:
             return False
@@ -119,20 +127,20 @@ class Seq2SeqDecoder(ChainDecoder):
         return True
 
     def extra_tokens(self, state: State, seq: int = 0) -> int:
-        """See `Decoder`."""
+        """Return the number of encoder tokens in the sequence's next forward."""
         assert isinstance(state, TransformersState)
         if seq in state.encoded or seq not in state.sources:
             return 0
         return len(state.sources[seq].ids)
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> TransformersState:
-        """See `Decoder`."""
+        """Return an empty state for the decoder's text and the encoder's output."""
         return TransformersState(
             self._shapes, n_seqs, capacity, dtype=self.dtype, device=self.device
         )
 
     def unembed(self, rows: Tensor) -> Tensor:
-        """Raise MethodFault: each family scales the rows differently before the output matrix."""
+        """Raise MethodFault. Model families scale the rows differently before the output matrix."""
         raise MethodFault(f"{self.name} does not provide its output matrix")
 
     def _forward_sequence(
@@ -169,7 +177,10 @@ class Seq2SeqDecoder(ChainDecoder):
         return rows
 
     def _trial(self, ids: Tensor) -> float:
-        """See the base class. Also find the start token, and the shapes that the layers cache."""
+        """Return the relative difference between this decoder's logits and the module's own logits.
+
+        Also find the start token and the shapes of cached tensors.
+        """
         self.start = self._start()
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         out = self.module(

@@ -1,4 +1,4 @@
-"""Reader of checkpoint folders in the transformers layout: config.json and safetensors."""
+"""Reader of checkpoint folders in the format of transformers: config.json and safetensors files."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ OUTPUT_ID_TENSORS = ("d2t", "t2d")
 
 
 class Weights(Mapping[str, Tensor]):
-    """Tensors of a folder by name. Each access reads from disk, without a cache.
+    """Tensors of a checkpoint folder by name. Each access reads from disk, without a cache.
 
     Args:
-        folder: Folder with model.safetensors, with shards listed in model.safetensors.index.json,
-            or with one safetensors file of another name.
+        folder: Folder with one of these: model.safetensors; shards that are listed in
+            model.safetensors.index.json; or one safetensors file of another name.
 
     Raises:
         EnvironmentFault: The folder has no safetensors file, a listed shard is missing, or the
@@ -97,7 +97,7 @@ class Weights(Mapping[str, Tensor]):
         return tuple(self._headers[name]["shape"])
 
     def dtype(self, name: str) -> str:
-        """Return the dtype of a tensor by its safetensors name, e.g. "F16"."""
+        """Return the dtype of a tensor under its safetensors name, e.g. "F16"."""
         return str(self._headers[name]["dtype"])
 
     def size(self, name: str) -> int:
@@ -106,12 +106,12 @@ class Weights(Mapping[str, Tensor]):
 
     @cached_property
     def parameters(self) -> int:
-        """Number of stored parameters, without `OUTPUT_ID_TENSORS`."""
+        """Number of stored parameters. The tensors in `OUTPUT_ID_TENSORS` do not count."""
         return sum(self.size(name) for name in self if name not in OUTPUT_ID_TENSORS)
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
-        """Safetensors dtypes of these parameters, e.g. "F16"."""
+        """Safetensors dtypes of the stored parameters, e.g. "F16"."""
         kinds = {
             header["dtype"]
             for name, header in self._headers.items()
@@ -120,7 +120,7 @@ class Weights(Mapping[str, Tensor]):
         return tuple(sorted(kinds))
 
     def check_names(self, known: Collection[str], hint: str) -> None:
-        """Raise EnvironmentFault if a tensor name is unknown."""
+        """Raise EnvironmentFault if the folder has a tensor whose name is not in `known`."""
         if odd := sorted(name for name in self if name not in known):
             raise EnvironmentFault(
                 f"{self.files[0].parent.name} holds the tensor {odd[0]}, which nothing reads"
@@ -129,7 +129,7 @@ class Weights(Mapping[str, Tensor]):
             )
 
     def check_layers(self, config: Any) -> None:
-        """Raise EnvironmentFault if the config has more layers than the folder has tensors."""
+        """Raise EnvironmentFault if the config names more layers than the folder has tensors."""
         count, kinds = layer_count(config), getattr(config, "layer_types", None)
         if not 1 <= count <= max(len(self), 1) or (kinds is not None and len(kinds) != count):
             raise EnvironmentFault(
@@ -140,7 +140,7 @@ class Weights(Mapping[str, Tensor]):
             )
 
     def sha256(self) -> str:
-        """Return the SHA-256 of the weight files, in the order of their names."""
+        """Return the SHA-256 hash of the weight files, in the order of their names."""
         digest = hashlib.sha256()
         for path in self.files:
             with path.open("rb") as file:
@@ -150,10 +150,11 @@ class Weights(Mapping[str, Tensor]):
 
 
 class RandomWeights(Weights):
-    """Random tensors for a model shape: a folder with only config.json, marked under `specbench`.
+    """Random tensors for a model shape: a folder with only a config.json that contains `specbench`.
 
     The tensor shapes come from the transformers module of the config. Each access draws the same
-    numbers: one normal block, repeated, because costs do not depend on the values. Norms are ones.
+    numbers. A tensor repeats one block of normal random numbers, because costs do not depend on the
+    values. Norm weights are ones.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -182,10 +183,10 @@ class RandomWeights(Weights):
 
 
 def open_weights(folder: Path) -> Weights:
-    """Return the weights of a folder: stored ones, or random ones for a model shape.
+    """Return the weights of a folder. If it only describes a model shape, the weights are random.
 
     Raises:
-        EnvironmentFault: See `Weights`.
+        EnvironmentFault: The folder has no weights, incomplete weights, or two sets of weights.
     """
     check_model_folder(folder)
     return RandomWeights(folder) if is_shape(folder) else Weights(folder)
@@ -208,7 +209,8 @@ def read_output_ids(tensors: Mapping[str, Tensor], size: int, source: str) -> Te
     offset of each id from its row number. `t2d` is a mask of the ids that have a row.
 
     Args:
-        tensors: Tensors of a checkpoint. Without `lm_head.weight`, another model has the matrix.
+        tensors: Tensors of a checkpoint. If they lack `lm_head.weight`, the head uses the output
+            matrix of another model.
         size: Vocabulary size.
         source: Name of the checkpoint in messages.
 
@@ -239,7 +241,7 @@ def read_output_ids(tensors: Mapping[str, Tensor], size: int, source: str) -> Te
 
 
 def output_id_tensors(ids: Tensor, size: int) -> dict[str, Tensor]:
-    """Return the tensors that store the output ids [r], in the form `read_output_ids` reads."""
+    """Return the tensors that store output ids [r], in the form that `read_output_ids` reads."""
     mask = torch.zeros(size, dtype=torch.bool)
     mask[ids] = True
     return {"d2t": ids - torch.arange(len(ids)), "t2d": mask}
@@ -247,11 +249,11 @@ def output_id_tensors(ids: Tensor, size: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFacts:
-    """Facts about a checkpoint, available before it is loaded.
+    """Facts about a checkpoint that are available before it is loaded.
 
     Attributes:
-        eos: End-of-text ids from generation_config.json, else from config.json.
-        parameters: Number of stored parameters; tied ones count once.
+        eos: End-of-text ids, from generation_config.json or else from config.json.
+        parameters: Number of stored parameters. Tied parameters count once.
         dtype: Dtypes on disk, joined by "+".
         sha256: Hash of the weight files.
     """
@@ -290,14 +292,14 @@ _INCOMPLETE_KEYS = {
 
 
 class CompleteConfig(SimpleNamespace):
-    """A Llama's config.json that has every value a decoder reads, without defaults."""
+    """The config.json of a Llama model, if it contains every value that a decoder reads."""
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> Self | None:
-        """Return the config, or None if reading it needs transformers.
+        """Return the config, or None if only transformers can read it.
 
-        Other families, other RoPE variants and older files need the defaults, checks or key names
-        of transformers.
+        Other model families, other RoPE variants and older files rely on the defaults, checks or
+        key names of transformers.
         """
         rope = values.get("rope_parameters")
         whole = (
@@ -320,10 +322,10 @@ class CompleteConfig(SimpleNamespace):
 
 
 def read_decoder_config(folder: Path) -> Any:
-    """Return the config of a folder as far as a decoder reads it.
+    """Return the part of a folder's config that a decoder reads.
 
-    Like `read_config`, but without transformers if the file is complete: the import takes more
-    than a second.
+    If config.json is complete, the function reads it without transformers, because importing
+    transformers takes more than a second. Otherwise it calls `read_config`.
     """
     check_model_folder(folder)
     file = folder / "config.json"
@@ -343,8 +345,8 @@ def read_config(folder: Path) -> Any:
     """Return the transformers config of a folder.
 
     Raises:
-        EnvironmentFault: The folder has no config, transformers does not know its family, or its
-            layer count is above the maximum.
+        EnvironmentFault: The folder has no config, transformers does not know the model family, or
+            the config has too many layers.
     """
     from transformers import AutoConfig
 
@@ -388,7 +390,8 @@ def read_tokenizer(folder: Path, label: str | None = None) -> Any:
     import transformers as hub
 
     check_model_folder(folder)
-    # AutoTokenizer takes more than a second to import: use it only if the class is not plain.
+    # AutoTokenizer takes more than a second to import. Use it only if the tokenizer needs another
+    # class.
     kind: Any = hub.PreTrainedTokenizerFast if _is_plain(folder) else hub.AutoTokenizer
     try:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -402,7 +405,7 @@ def read_tokenizer(folder: Path, label: str | None = None) -> Any:
 
 
 def _is_plain(folder: Path) -> bool:
-    """Return True if the folder's tokenizer needs only tokenizer.json."""
+    """Return True if the folder's tokenizer can be loaded from tokenizer.json alone."""
     try:
         values = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         plain = values["tokenizer_class"] in PLAIN_TOKENIZERS and "auto_map" not in values
@@ -412,7 +415,10 @@ def _is_plain(folder: Path) -> bool:
 
 
 def max_positions(config: Any) -> int:
-    """Return the maximum context length in tokens; sys.maxsize if the family sets no limit."""
+    """Return the maximum context length in tokens.
+
+    Return sys.maxsize if the model family sets no limit.
+    """
     most = int(getattr(config, "max_position_embeddings", sys.maxsize))
     fixed = rotary_limit(config)
     return most if fixed is None else min(most, fixed.positions)
@@ -420,11 +426,11 @@ def max_positions(config: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RotaryLimit:
-    """Context length up to which rotary frequencies do not depend on the length of the text.
+    """Context length up to which RoPE frequencies do not depend on the length of the text.
 
     Attributes:
         kind: Name of the RoPE scaling in transformers.
-        positions: Number of positions.
+        positions: The context length, in positions.
     """
 
     kind: str
@@ -432,10 +438,10 @@ class RotaryLimit:
 
 
 def rotary_limit(config: Any) -> RotaryLimit | None:
-    """Return the limit beyond which rotary frequencies change, or None if they never change.
+    """Return the context length beyond which RoPE frequencies change. None if they never change.
 
-    Beyond the limit all cached keys would have to be recomputed, and a draft that crosses it would
-    change the tokens before it.
+    Beyond this length, all cached keys would have to be recomputed. A draft that crosses it would
+    change the tokens before the draft.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     found = [
@@ -451,7 +457,9 @@ def rotary_limit(config: Any) -> RotaryLimit | None:
 
 
 def text_config(config: Any) -> Any:
-    """Return the config of the text decoder of a multimodal model, or the config itself."""
+    """Return the config of a multimodal model's text decoder. For other models, return the config
+    itself.
+    """
     return config if isinstance(config, CompleteConfig) else config.get_text_config(decoder=True)
 
 
@@ -461,10 +469,12 @@ def layer_count(config: Any) -> int:
 
 
 def read_checkpoint_facts(folder: Path) -> CheckpointFacts:
-    """Return the facts of a checkpoint for the manifest. Reads all weights once, for the hash.
+    """Return the facts about a checkpoint for the run's manifest.
+
+    The function reads all weights once, to compute their hash.
 
     Raises:
-        EnvironmentFault: The folder is no model folder, or it has no safetensors file.
+        EnvironmentFault: The folder is not a model folder, or it has no safetensors file.
     """
     config = read_decoder_config(folder)
     text = text_config(config)
@@ -492,9 +502,10 @@ def read_checkpoint_facts(folder: Path) -> CheckpointFacts:
 
 
 def _check_kernels(folder: Path, values: Any) -> None:
-    """Raise UsageError if a config names a repository of kernels, at any depth.
+    """Raise UsageError if a config names a repository of kernels, at any nesting depth.
 
-    transformers would download it and run its code without asking (package `kernels`).
+    transformers would download the repository and run its code without confirmation (package
+    `kernels`).
     """
     if isinstance(values, list):
         for value in values:
@@ -515,7 +526,8 @@ def _check_kernels(folder: Path, values: Any) -> None:
 
 
 def _check_counts(folder: Path, values: Any) -> None:
-    """Raise EnvironmentFault if a layer count, at any depth of a config, is above the maximum."""
+    """Raise EnvironmentFault if a config has a layer count above the maximum, at any
+    nesting depth."""
     for key, value in values.items() if isinstance(values, dict) else ():
         if isinstance(value, dict):
             _check_counts(folder, value)
@@ -527,12 +539,14 @@ def _check_counts(folder: Path, values: Any) -> None:
 
 
 def _check_special(folder: Path, text: Any) -> None:
-    """Raise EnvironmentFault for special tokens that transformers cannot build the model with."""
+    """Raise EnvironmentFault for special token ids with which transformers cannot
+    build the model."""
     width = text.vocab_size
     for key in ("bos_token_id", "pad_token_id"):
         value = getattr(text, key, None)
         whole = isinstance(value, int) and not isinstance(value, bool)
-        # The padding token is a row of the embedding. Older Llamas use -1, the last row.
+        # The padding token's id is a row number of the embedding. Older Llamas use -1, the last
+        # row.
         if value is None or (whole and (key != "pad_token_id" or -width <= value < width)):
             continue
         raise EnvironmentFault(
@@ -569,7 +583,7 @@ def _weight_files(folder: Path) -> list[Path]:
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     files = sorted(folder / name for name in _shard_names(index)) if index.is_file() else [single]
     if single.is_file() and single not in files:
-        # transformers would read the first set, vLLM the second.
+        # With two sets of weights, transformers would read the first set and vLLM the second.
         raise EnvironmentFault(
             f"{folder.name} holds two sets of weights: {single.name}, and"
             f" {', '.join(path.name for path in files[:2])}{', ...' if len(files) > 2 else ''} of"
@@ -596,7 +610,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def pickle_fault(folder: Path, file: str) -> EnvironmentFault:
-    """Return the error for a head whose weights are a pickle."""
+    """Return the error for a draft head whose weights are a pickle file."""
     return EnvironmentFault(
         f"{folder} has its weights as {file}, a pickle; only safetensors are read",
         f"specbench train convert {folder} --out DIR --unpickle",
@@ -604,7 +618,9 @@ def pickle_fault(folder: Path, file: str) -> EnvironmentFault:
 
 
 def _shard_names(index: Path) -> set[str]:
-    """Return the file names that an index lists. Raise for a file outside the index's folder."""
+    """Return the file names that an index file lists. Raise if a file is outside the index's
+    folder.
+    """
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         outside = sorted(name for name in names if Path(name).name != name or "\0" in name)
@@ -616,10 +632,11 @@ def _shard_names(index: Path) -> set[str]:
 
 
 def _read_header(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the header of a safetensors file: 8 bytes of length, then JSON.
+    """Return the header of a safetensors file. The file begins with the header's length in 8 bytes,
+    then the header as JSON.
 
     Raises:
-        EnvironmentFault: The file has no header, or ends before its last tensor does.
+        EnvironmentFault: The file has no header, or it ends before the end of its last tensor.
     """
     try:
         with path.open("rb") as file:

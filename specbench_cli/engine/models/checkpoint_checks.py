@@ -1,7 +1,8 @@
 """Checks that a checkpoint contains exactly the tensors that its config requires.
 
-A missing tensor, or one that is silently ignored, would make another model with plausible output.
-Both are errors that name the tensor. The checks are for targets, draft models and heads.
+A missing or ignored tensor would silently produce another model with plausible output. So both
+cases are errors, and the message names the tensor. The checks apply to targets, draft models and
+heads.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _SCALES = re.compile(
 
 
 def is_irrelevant(name: str, weights: Weights) -> bool:
-    """Return True if it is known that a tensor does not affect the output of the model."""
+    """Return True if a tensor is known to have no effect on the model's output."""
     if name in OUTPUT_ID_TENSORS or _IRRELEVANT.fullmatch(name):
         return True
     if _MASK.fullmatch(name):
@@ -49,15 +50,14 @@ def is_irrelevant(name: str, weights: Weights) -> bool:
 def check_contents(
     source: str, weights: Weights, required: Mapping[str, tuple[int, ...]], *, tied: bool
 ) -> None:
-    """Raise EnvironmentFault unless a checkpoint contains exactly the tensors that its config
-    requires.
+    """Raise EnvironmentFault unless a checkpoint contains exactly the required tensors.
 
     Args:
         source: Name of the folder, for messages.
         weights: The tensors of the folder.
         required: Shapes of the required tensors, by name.
-        tied: True if the config ties the output matrix to the embedding. The checkpoint may then
-            lack the output matrix.
+        tied: True if the config ties the output matrix to the embedding. Then the output matrix may
+            be missing.
     """
     needed = {name: shape for name, shape in required.items() if not (tied and name == OUTPUT)}
     check_missing(source, [name for name in needed if name not in weights])
@@ -86,7 +86,7 @@ def check_missing(source: str, missing: Collection[str]) -> None:
 
 
 def check_unexpected(source: str, weights: Weights, names: Iterable[str]) -> None:
-    """Raise EnvironmentFault if an unused tensor may affect the output of the model."""
+    """Raise EnvironmentFault if an unexpected tensor may affect the output of the model."""
     unexpected = [name for name in names if not is_irrelevant(name, weights)]
     if not unexpected:
         return
@@ -102,7 +102,8 @@ def check_unexpected(source: str, weights: Weights, names: Iterable[str]) -> Non
 
 
 def check_floating(source: str, weights: Weights) -> None:
-    """Raise EnvironmentFault if a weight is stored as integers, which need a scale."""
+    """Raise EnvironmentFault if a weight is stored as integers. It would need a scale
+    to be used."""
     for name in weights:
         kind = weights.dtype(name)
         if name.endswith("weight") and not kind.startswith(("F", "BF", "drawn")):
@@ -117,7 +118,7 @@ OUTPUT, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def check_tied(source: str, weights: Weights) -> None:
-    """Raise EnvironmentFault if a tied model's output matrix differs from its embedding."""
+    """Raise EnvironmentFault if the config ties output matrix and embedding, but they differ."""
     if OUTPUT not in weights or EMBEDDING not in weights:
         return
     output, embedding = weights[OUTPUT], weights[EMBEDDING]
@@ -126,7 +127,9 @@ def check_tied(source: str, weights: Weights) -> None:
 
 
 def untied_fault(source: str, output: str) -> EnvironmentFault:
-    """Return the error for an output matrix that differs although the config ties it."""
+    """Return the error for an output matrix that differs from the embedding although the config
+    ties them.
+    """
     return EnvironmentFault(
         f"{source}: config.json sets tie_word_embeddings to true, but {output} differs from the"
         " embedding",
@@ -142,7 +145,7 @@ def check_report(source: str, weights: Weights, module: Any, report: Mapping[str
         source: Name of the folder, for messages.
         weights: The tensors of the folder.
         module: The loaded model.
-        report: transformers' loading info (`output_loading_info=True`).
+        report: The loading info of transformers (`output_loading_info=True`).
     """
     check_missing(source, sorted(report["missing_keys"]))
     check_unexpected(source, weights, sorted(report["unexpected_keys"]))

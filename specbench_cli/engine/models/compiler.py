@@ -1,8 +1,8 @@
-"""Safe import of numba, which ignores the configuration file of the working folder.
+"""Safe import of numba, without the configuration file of the working folder.
 
 numba reads `.numba_config.yaml` in the working folder. That file can name a cache of compiled
-functions, which numba unpickles. So starting specbench in a folder from someone else could run any
-code.
+functions, and numba unpickles this cache. So starting specbench in a folder from an untrusted
+source could run arbitrary code.
 """
 
 from __future__ import annotations

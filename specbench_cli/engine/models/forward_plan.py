@@ -1,8 +1,8 @@
 """Forward plans: views of the KV cache, attention masks and rotary tables for one forward.
 
-`FusedDecoder` computes them before the layers run, and reuses them for forwards of the same shape.
+`FusedDecoder` computes a plan before the layers run, and reuses it for forwards of the same shape.
 A plan determines where each layer writes the keys and values of new rows, and which rows the new
-ones attend to. A row is the hidden state of one token.
+rows attend to. A row is the hidden state of one token.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ They are the queries and the attention results [heads, n, d], and the new keys a
 
 @dataclass(frozen=True, slots=True)
 class BufferSizes:
-    """Sizes of a layer's buffers."""
+    """Sizes of the buffers that a layer's forward needs."""
 
     hidden: int
     mlp: int
@@ -108,10 +108,10 @@ class BufferSizes:
     batch_line="batch_views",
 )
 class Scratch:
-    """Buffers of a forward with N rows, and views of the buffers.
+    """Buffers for a forward with N new rows, and views of the buffers.
 
     Args:
-        ns: Number of rows of each sequence. Their sum is N.
+        ns: Number of new rows of each sequence. Their sum is N.
 
     Attributes:
         size: Norms of the rows, [N, 1].
@@ -119,7 +119,7 @@ class Scratch:
         qkv: Queries, keys and values, [N, (heads + 2 kv) d].
         qk: View of the queries and keys, by head.
         rotary_pairs: View of `qk` for `Rotary.rotate`.
-        attention_output: [N, heads d].
+        attention_output: Output of attention, [N, heads d].
         gate_up, gate, up: Output of the MLP's first product, and views of its two halves.
     """
 
@@ -143,13 +143,14 @@ class Scratch:
 
     @property
     def all_sequence_views(self) -> list[SequenceViews]:
-        """`sequence_views` of all sequences."""
+        """Buffer views of each sequence, from `sequence_views`."""
         return [self.sequence_views(i) for i in range(len(self._spans))]
 
     def sequence_views(self, i: int) -> SequenceViews:
-        """Return the views of sequence i.
+        """Return the buffer views of sequence i.
 
-        They are created on first use: of hundreds of sequences, most use `batch_views`.
+        The views are created on first use. In a batch of hundreds of sequences, most sequences only
+        need `batch_views`.
         """
         if i not in self._views:
             span, sizes = self._spans[i], self._sizes
@@ -162,7 +163,7 @@ class Scratch:
         return self._views[i]
 
     def batch_views(self, first: int, b: int, n: int) -> SequenceViews:
-        """Return the views of b sequences with n rows each, starting at row `first`."""
+        """Return the buffer views of b sequences with n rows each, starting at row `first`."""
         heads, span = self._sizes.heads, slice(first, first + b * n)
         block = self._by_head[span].unflatten(0, (b, n))
         results = self._results[span].unflatten(0, (b, n))
@@ -174,16 +175,17 @@ class Scratch:
 
 
 class ForwardPlan(NamedTuple):
-    """Precomputed views and tables of one forward.
+    """Precomputed views and tables for one forward.
 
     Attributes:
-        views: For each layer, the attention inputs of each sequence, or of several sequences that
-            share a call.
-        table: Rotary tables of all rows.
-        sequence_views: Views of the buffers for the same sequences as in `views`.
-        assumes_finite: Whether the masks work only if all rows are finite. If an output row is not
-            finite, the caller repeats the forward with a plan that replaces such values.
-        rotates: Whether the function that writes rows also rotates them and the queries.
+        views: For each layer, the inputs of its attention calls. One attention call covers one
+            sequence or several sequences.
+        table: Rotary tables of all new rows.
+        sequence_views: Views of the buffers, one for each attention call of a layer.
+        assumes_finite: True if the masks work only when all rows are finite. If an output row is
+            then not finite, the caller repeats the forward with a plan that replaces non-finite
+            values.
+        rotates: True if the function that writes keys and values also rotates queries and keys.
     """
 
     views: Sequence[tuple[LayerView, ...]]
@@ -195,12 +197,12 @@ class ForwardPlan(NamedTuple):
 
 
 class Planner:
-    """Creator of the forward plans of one decoder.
+    """Object that creates the forward plans of one decoder.
 
     Args:
-        windows: Sliding window of each layer. None is full attention.
+        windows: Sliding window size of each layer. None means full attention.
         lean: Whether forwards of few rows use `attend_few`.
-        like: A tensor with the device and dtype to use.
+        like: A tensor whose device and dtype the plans use.
         kernels: Module with specbench's own kernels for few rows of one sequence, or None.
     """
 
@@ -226,7 +228,7 @@ class Planner:
         self._scratch: dict[tuple[int, ...], Scratch] = {}
 
     def reserve(self, capacity: int) -> None:
-        """Allocate tables for sequences of up to `capacity` rows."""
+        """Allocate mask and rotary tables for sequences of up to `capacity` rows."""
         self._rotary.reserve(capacity)
         if self._lean:
             for bias in self._biases.values():
@@ -240,7 +242,7 @@ class Planner:
         The plan of a single sequence is cached.
 
         Args:
-            in_batch: See `plan_masked`.
+            in_batch: Whether the plan becomes part of a plan for several sequences.
         """
         lengths = state.lengths[lines[0]][run.start : run.stop]
         if len(lines) > 1 or n > MAX_FEW or lengths.count(lengths[0]) < len(lengths):
@@ -258,8 +260,9 @@ class Planner:
     ) -> ForwardPlan:
         """Return the plan of a forward over several sequences, each with its own state.
 
-        The plan joins the plans of the single sequences. Attention runs sequences in one call if
-        they are neighbours in a pool, are causal, and have the same number of new rows.
+        The plan combines the plans of the single sequences. One attention call processes several
+        sequences if they are neighbours in a pool of states, are causal, and have equally many new
+        rows.
         """
         ns = [part.shape[1] for part in parts]
         scratch = self.scratch_for(ns)
@@ -306,10 +309,10 @@ class Planner:
         )
 
     def _count_neighbours(self, parts: Sequence[ModelInput], ns: Sequence[int], at: int) -> int:
-        """Return the number of parts, from index `at` on, that attention can run in one call.
+        """Return how many parts, starting at index `at`, one attention call can process.
 
-        They must be neighbours in one pool. They should have similar lengths, because the call
-        reads all of them up to the end of the longest one.
+        The parts must be neighbours in one pool of states. They should have similar lengths,
+        because the call reads all parts up to the end of the longest one.
         """
         first, b = cast(KVState, parts[at].state), 1
         if first.pool is None or any(self._windows):
@@ -338,7 +341,7 @@ class Planner:
     ) -> tuple[list[tuple[LayerView, ...]], Table]:
         """Return the views and the rotary table of neighbours in a pool that share attention calls.
 
-        Each of them is causal and has n new rows.
+        Each of these sequences is causal and has n new rows.
         """
         pool, kv, b = cast(KVState, states[0].pool), self._sizes.kv_heads, len(states)
         low, high = states[0].place, states[-1].place + 1
@@ -390,17 +393,17 @@ class Planner:
         replace_nonfinite: bool = False,
         in_batch: bool = False,
     ) -> ForwardPlan:
-        """Return the plan of a forward through the layers `run` with any mask and positions.
+        """Return the plan of a forward through the layers `run`, with any mask and positions.
 
         Args:
-            mask: [n, n], or None for a causal mask.
-            positions: [b, n], or None for consecutive positions.
-            replace_nonfinite: Whether to keep non-finite values of masked rows out of the result.
-                Plans with a mask may otherwise set `assumes_finite`.
+            mask: Mask [n, n], or None for a causal mask.
+            positions: Positions [b, n], or None for consecutive positions.
+            replace_nonfinite: Whether masked rows with non-finite values must not affect the
+                result. If False, a plan with a mask may set `assumes_finite`.
             in_batch: Whether the plan becomes part of a plan for several sequences.
 
         Raises:
-            ValueError: The state has no room for n more rows.
+            ValueError: The state has no space for n more rows.
         """
         if self._kernels is not None and not in_batch and len(lines) == 1 and n <= MAX_FEW:
             return self._plan_numba(state, lines[0], run, n, mask, positions)
@@ -490,14 +493,14 @@ class Planner:
     ) -> ForwardPlan:
         """Return the plan of a forward that is captured in a CUDA graph.
 
-        A graph has fixed shapes. So attention always reads `seen` rows, and a mask hides rows that
-        are not written yet. The graph reads the number of cached rows from the device.
+        A graph has fixed shapes. So attention always reads `seen` rows, and a mask hides the rows
+        that are not written yet. The graph reads the number of cached rows from a device tensor.
 
         Args:
-            rows: Rows of all layers, [layers, 2 kv heads, capacity, d].
+            rows: Cache rows of all layers, [layers, 2 kv heads, capacity, d].
             scratch: Buffers for the new rows.
             seen: Number of rows that attention reads.
-            kernels: Module with Triton kernels. None uses torch operations.
+            kernels: Module with Triton kernels. None means torch operations.
         """
         n, kv, device = len(scratch.normed), self._sizes.kv_heads, self._device
         steps, mask, scale = torch.arange(n, device=device), buffers.mask, self._rotary.scale
@@ -552,9 +555,9 @@ class Planner:
         """Return which of `seen` rows each new row attends to, [n, seen] bool.
 
         Args:
-            start: [2], number of cached rows and position of the first new row.
-            mask: [n, w + n], for the last w cached rows and the n new ones. Earlier rows are
-                visible.
+            start: [2], the number of cached rows and the position of the first new row.
+            mask: Mask [n, w + n] over the last w cached rows and the n new rows. All earlier rows
+                are visible.
         """
         n, width = mask.shape
         columns, first = torch.arange(seen, device=self._device), start[:1] + n - width
@@ -562,9 +565,9 @@ class Planner:
         return (columns < first).expand(n, seen).clone().index_copy_(1, block, mask)
 
     def _padded_bias(self, sees: Tensor) -> Tensor:
-        """Return the attention bias [heads / kv heads x n, seen] of a mask [n, seen] bool.
+        """Return the attention bias [heads / kv heads x n, seen] of a bool mask [n, seen].
 
-        Its rows are aligned as CUDA kernels need them.
+        The rows of the bias are aligned in memory, as CUDA kernels require.
         """
         n, seen = sees.shape
         bias = self._like.new_zeros(n, -(-seen // BIAS_ALIGNMENT) * BIAS_ALIGNMENT)
@@ -577,8 +580,8 @@ class Planner:
         """Return the cache views of consecutive layers.
 
         Args:
-            span: Sequence, first layer, end layer, number of cached rows, first row that is read,
-                number of new rows.
+            span: Six numbers: sequence, first layer, end layer, number of cached rows, first row
+                that attention reads, number of new rows.
             keep: Whether to cache the views. Each tree needs a new mask, but can use the same
                 views.
         """
@@ -616,9 +619,10 @@ class Planner:
         *,
         assumes_finite: bool,
     ) -> Visibility:
-        """Return what n rows after `start` cached rows attend to, with their own mask or positions.
+        """Return which rows n new rows attend to, if they have their own mask or positions.
 
-        All layers with the same sliding window share the result.
+        `start` is the number of cached rows. All layers with the same sliding window share the
+        result.
         """
         bias = self._like.new_zeros(n, start + n)
         if window is None and mask is not None:
@@ -635,7 +639,7 @@ class Planner:
         return 0, bias, partial(attend_tree, scale=self._rotary.scale, n=n)
 
     def _causal_visibility(self, start: int, n: int, window: int | None) -> Visibility:
-        """Return what n causal rows after `start` cached rows attend to."""
+        """Return which rows n causal new rows attend to, after `start` cached rows."""
         first = 0 if window is None else max(0, start + 1 - window)
         if self._lean and n == 1:
             return first, None, attend_few
@@ -657,7 +661,7 @@ class Planner:
         return self._rotary.select(positions.reshape(-1))
 
     def scratch_for(self, ns: Sequence[int]) -> Scratch:
-        """Return the buffers of a forward with ns[i] rows in sequence i."""
+        """Return the buffers of a forward with ns[i] new rows in sequence i."""
         key = tuple(ns)
         scratch = self._scratch.get(key)
         if scratch is None:
@@ -670,5 +674,5 @@ class Planner:
 
 
 def _has_own_mask(part: ModelInput) -> bool:
-    """Return True if a sequence has its own mask or positions."""
+    """Return True if a sequence has an explicit mask or explicit positions."""
     return part.mask is not None or part.positions is not None

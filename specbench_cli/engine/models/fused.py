@@ -1,13 +1,13 @@
 """Fused decoder of Llama, Mistral, Qwen2 and Qwen3.
 
 Touvron et al., arXiv:2302.13971; Jiang et al., arXiv:2310.06825; Yang et al., arXiv:2407.10671 and
-arXiv:2505.09388. All four are the same decoder except for a bias on q, k and v (Qwen2), norms on q
-and k (Qwen3) and a sliding window (Mistral, some Qwen).
+arXiv:2505.09388. All four architectures are the same decoder, with three differences: a bias on q,
+k and v (Qwen2), norms on q and k (Qwen3), and a sliding window (Mistral, some Qwen).
 
 A small model spends its time on reading weights and on dispatching torch operations, so this
-decoder uses few operations. One product computes q, k and v, and one computes gate and up. The
-output projections add to the residual in place. The views for rotation, cache writes and attention
-are created once (`forward_plan`), and buffers are reused.
+decoder uses few operations. One product computes q, k and v, and one product computes gate and up.
+The output projections add to the residual in place. The views for rotation, cache writes and
+attention are created once (`forward_plan`), and buffers are reused.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ NO_SUBLAYERS: frozenset[Sublayer] = frozenset()
 
 
 def fits(config: Any) -> bool:
-    """Return True if this module supports the model of a transformers config."""
+    """Return True if `FusedDecoder` supports the model of a transformers config."""
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = set(getattr(config, "layer_types", None) or ())
     return (
@@ -94,7 +94,7 @@ class FusedStack(Decoder):
 
     Args:
         config: transformers config, with heads, sizes and windows.
-        rotary: See `RotaryEmbedding`.
+        rotary: Cosines and sines of positions.
     """
 
     def __init__(
@@ -111,17 +111,17 @@ class FusedStack(Decoder):
             kv_heads=config.num_key_value_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         )
-        # specbench's own kernels, if `find_numba_kernels` selects them. On CUDA they are set only
-        # during graph capture.
+        # specbench's own kernels, if `find_numba_kernels` selects them. On CUDA this is set only
+        # while a graph is captured.
         self._kernels: Any = None
         kernels = find_numba_kernels(device, dtype)
         if kernels is not None and self._sizes.head_dim % kernels.STEP == 0:
             kernels.compile_kernels()
             self._kernels = kernels
-        # Both are for CPUs, because CUDA has fused kernels. `_own_norm`: torch's RMSNorm takes ten
-        # operations in half precision, the one of this class takes three. `_lean`: attention and
-        # norm with the fewest operations, in float32. In half precision, torch's attention computes
-        # in float32.
+        # Both flags are for CPUs, because CUDA has fused kernels. `_own_norm`: in half precision,
+        # torch's RMSNorm takes ten operations, and the one of this class takes three. `_lean`: in
+        # float32, use attention and norm with the fewest operations. In half precision, torch's
+        # attention computes in float32.
         self._own_norm = device.type == "cpu" and dtype.itemsize <= 4 and self._kernels is None
         self._lean = self._own_norm and dtype == torch.float32
         self._eps = config.rms_norm_eps
@@ -142,18 +142,18 @@ class FusedStack(Decoder):
         self._recorder: GraphRecorder | None = None
 
     def record(self, capture: Capture) -> None:
-        """Enable graph capture for forwards of few rows over one sequence (see `graphs`)."""
+        """Enable CUDA graph capture for forwards of few rows over one sequence (see `graphs`)."""
         self._recorder = GraphRecorder(capture, self._body)
 
     @property
     def recorded(self) -> int:  # type: ignore[override]
-        """See `Decoder`."""
+        """Number of CUDA graphs captured so far."""
         return 0 if self._recorder is None else self._recorder.n_recorded
 
     def _reader(
         self, config: Any, tensors: Mapping[str, Tensor], backend: LinearBackend | None = None
     ) -> LayerReader:
-        """Return the reader of this stack's layers."""
+        """Return the object that reads and fuses the weights of this stack's layers."""
         return LayerReader(
             config,
             tensors,
@@ -166,9 +166,10 @@ class FusedStack(Decoder):
 
     @property
     def _norm_factor(self) -> float | None:
-        """Norm factor of `LayerReader`. specbench's norms need float32 weights, so it is not None.
+        """Factor by which `LayerReader` multiplies norm weights.
 
-        torch's norm needs weights in the model's dtype, so it is None.
+        specbench's norms need float32 weights, so a factor is set. torch's norm needs weights in
+        the model's dtype, so the factor is None.
         """
         whole: float = self.hidden_size**0.5
         return whole if self._own_norm else None if self._kernels is None else 1.0
@@ -176,27 +177,28 @@ class FusedStack(Decoder):
     @property
     @abstractmethod
     def _stack(self) -> Sequence[LayerWeights]:
-        """Weights of all layers."""
+        """Weights of all layers of the stack."""
 
     @abstractmethod
     def _enter(self, x: Input, layers: tuple[int, int] | None) -> tuple[Tensor, int, int]:
-        """Return the input of the first layer as a new tensor [b n, hidden], and b and n."""
+        """Return the input of the first layer as a new tensor [b n, hidden], and the
+        sizes b and n."""
 
     @abstractmethod
     def _logits(
         self, h: Tensor, b: int, at: Literal["last", "all"] | Tensor, scratch: Scratch
     ) -> Tensor:
-        """Return the logits [b, r, V] of rows h [b n, hidden] that leave the last layer."""
+        """Return the logits [b, r, V] of the last layer's output rows h [b n, hidden]."""
 
     @property
     def _end_bytes(self) -> int:
-        """Bytes of this model's own weights that `_logits` reads."""
+        """Size in bytes of this model's own weights that the function `_logits` reads."""
         return 0
 
     def share(
         self, layers: tuple[int, int] | None = None, skip: Skip = NO_SUBLAYERS, logits: bool = True
     ) -> float:
-        """See `Decoder.share`. The share is computed from the bytes of the weights."""
+        """Return the share of the weight bytes that a forward reads."""
         if layers is None and not skip and logits:
             return 1.0
         run, over = range(*layers) if layers else self._all_layers, expand_skip(skip)
@@ -210,11 +212,13 @@ class FusedStack(Decoder):
         return (read + logits * self._end_bytes) / (sum(map(sum, held)) + self._end_bytes)
 
     def _attention_input(self, layer: LayerWeights, h: Tensor, scratch: Scratch) -> Tensor:
-        """Return the input of a layer's attention, from its rows h [b n, hidden]."""
+        """Return the input of a layer's attention: the rows h [b n, hidden], after a norm if there
+        is one.
+        """
         return self._norm(h, layer.norm, scratch.size, scratch.normed)
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> KVState:
-        """Return an empty state with capacity for `capacity` rows in each of `n_seqs` sequences."""
+        """Return an empty state for `n_seqs` sequences, with space for `capacity` rows in each."""
         self._planner.reserve(capacity)
         shape = LayerShape(self._sizes.kv_heads, self._sizes.head_dim, self._sizes.head_dim)
         return KVState(
@@ -223,7 +227,7 @@ class FusedStack(Decoder):
 
     @torch.inference_mode()
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See `Decoder.execute`."""
+        """Run a forward."""
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         positions, mask, seqs = model_input.positions, model_input.mask, model_input.seqs
         layers, skip, captured_layers = (
@@ -267,7 +271,7 @@ class FusedStack(Decoder):
     def _replay(
         self, recorder: GraphRecorder, model_input: ModelInput, state: KVState
     ) -> ModelOutput | None:
-        """Replay a captured forward. Return None if this forward cannot be captured."""
+        """Replay a captured CUDA graph. Return None if a graph cannot represent this forward."""
         shape, lengths = GraphKey.from_input(model_input), state.lengths[0]
         if (
             shape is None
@@ -281,9 +285,10 @@ class FusedStack(Decoder):
         return out
 
     def _body(self, state: KVState, buffers: GraphBuffers, shape: GraphKey, seen: int) -> Body:
-        """See `graphs.Build`."""
+        """Return the function whose operations are captured in a CUDA graph."""
         rows = state.buffers[0][:, 0]
-        # The body keeps references to both, because a graph reads their addresses.
+        # The function keeps references to both objects, because a graph reads their memory
+        # addresses.
         scratch, tables = self._planner.scratch_for((shape.n,)), self._rotary.tables
         at: Any = buffers.index if isinstance(shape.logits, int) else shape.logits
         kernels = find_triton_kernels(self.device, self.dtype)
@@ -305,7 +310,7 @@ class FusedStack(Decoder):
     def forward_batch(
         self, parts: Sequence[ModelInput], *, captured_layers: Sequence[int] = ()
     ) -> list[ModelOutput]:
-        """See `Decoder.forward_batch`. The weights are read once for all rows."""
+        """Run one forward over several sequences. The weights are read once for all rows."""
         if len(parts) == 1:
             return super().forward_batch(parts, captured_layers=captured_layers)
         self.ran += 1
@@ -322,7 +327,7 @@ class FusedStack(Decoder):
             )
         for part, n in zip(parts, ns, strict=True):
             cast(KVState, part.state).extend(0, self._all_layers, n)
-        # Rows that get logits: the last row of a part, or all of its rows.
+        # Row indices that get logits for each part: its last row, or all of its rows.
         spans = [range(end - n, end) for end, n in zip(accumulate(ns), ns, strict=True)]
         wanted = [
             span[:0] if part.logits_at is None else span[-1:] if part.logits_at == "last" else span
@@ -334,7 +339,7 @@ class FusedStack(Decoder):
             whole = len(rows) == len(h)
             index = None if whole else host.ids(rows, self.device)
             logits = self._logits(h, 1, "all" if index is None else index, plan.scratch)
-        # Split with one call: with hundreds of parts, one torch call for each part would take as
+        # Use one split for all parts. With hundreds of parts, one torch call per part would take as
         # long as the forward.
         hidden = h[None].split(ns, 1)
         captured_parts = {at: left[None].split(ns, 1) for at, left in captured}
@@ -356,7 +361,7 @@ class FusedStack(Decoder):
         captured_layers: Sequence[int],
         over: frozenset[Sublayer] = NO_SUBLAYERS,
     ) -> tuple[Tensor, list[tuple[int, Tensor]]]:
-        """Run rows [b n, hidden] through the layers `span`.
+        """Run rows [b n, hidden] through the layers of the range `span`.
 
         Args:
             over: Sublayers to skip.
@@ -381,10 +386,10 @@ class FusedStack(Decoder):
         views: tuple[LayerView, ...] | None,
         mlp: bool,
     ) -> Tensor:
-        """Run one layer on rows [b n, hidden], which may be overwritten.
+        """Run one layer on rows [b n, hidden]. The function may overwrite the rows.
 
         Args:
-            views: None skips the attention.
+            views: Attention inputs of the layer. None skips the attention.
             mlp: False skips the MLP.
         """
         scratch = plan.scratch
@@ -402,7 +407,7 @@ class FusedStack(Decoder):
     def _attend(
         self, layer: LayerWeights, h: Tensor, plan: ForwardPlan, views: tuple[LayerView, ...]
     ) -> Tensor:
-        """Run a layer's attention, as in `_run_layer`."""
+        """Run the attention of one layer."""
         self._write_kv(layer, self._attention_input(layer, h, plan.scratch), plan, views)
         for (q, mixed, _), (_, k, v, bias, attend) in zip(plan.sequence_views, views, strict=True):
             attend(q, k, v, bias, mixed)
@@ -416,13 +421,17 @@ class FusedStack(Decoder):
         return cast(Tensor, self._kernels.multiply_row(x, *own, out))
 
     def _multiply_add(self, by: Linear, h: Tensor, x: Tensor) -> Tensor:
-        """Return rows h [n, out] plus the product of rows x [n, in]. May overwrite h."""
+        """Return rows h [n, out] plus the product of rows x [n, in]. The function may
+        overwrite h."""
         if (own := self._row_weights(by, x)) is None:
             return by.add_to(h, x)
         return cast(Tensor, self._kernels.multiply_row(x, *own, h, add=True))
 
     def _row_weights(self, by: Linear, x: Tensor) -> tuple[Tensor, Tensor | None] | None:
-        """Return weights [out, in] and bias for `multiply_row`, or None if it cannot be used."""
+        """Return weights [out, in] and bias for the kernel `multiply_row`.
+
+        Return None if the kernel does not support this product.
+        """
         if self._kernels is None or x.shape[0] > 1 or not isinstance(by, PlainLinear):
             return None
         if self.device.type == "cpu":
@@ -433,7 +442,7 @@ class FusedStack(Decoder):
     def _write_kv(
         self, layer: LayerWeights, rows: Tensor, plan: ForwardPlan, views: tuple[LayerView, ...]
     ) -> None:
-        """Compute queries, keys and values of a layer's attention, and cache keys and values."""
+        """Compute queries, keys and values of a layer, and write keys and values to the cache."""
         scratch = plan.scratch
         self._multiply(layer.qkv, rows, scratch.qkv)
         if layer.heads_norm is not None:
@@ -446,7 +455,10 @@ class FusedStack(Decoder):
 
     @torch.inference_mode()
     def append_kv(self, rows: Tensor, state: State, layers: range, positions: Tensor) -> None:
-        """See `Decoder`. Only keys and values are computed."""
+        """Append keys and values to the cache of layers that a forward skipped.
+
+        Nothing else of these layers is computed.
+        """
         assert isinstance(state, KVState)
         self.ran += 1
         n = rows.shape[1]
@@ -457,14 +469,18 @@ class FusedStack(Decoder):
         state.extend(0, layers, n)
 
     def append_kv_share(self, layers: range) -> float:
-        """See `Decoder`. The share includes query weights, which are in the same matrix."""
+        """Return the share of the weights that `append_kv` reads.
+
+        The share includes the query weights, because one matrix contains query, key and value
+        weights.
+        """
         whole = sum(sum(sublayer_bytes(layer)) for layer in self._stack) + self._end_bytes
         return sum(self._stack[at].qkv.nbytes for at in layers) / whole
 
     def _append_kv_to_all(self, rows: Tensor, state: State) -> None:
         """Append keys and values of the same rows [n, hidden] to all layers, for cross-attention.
 
-        The state has one sequence.
+        The state has only one sequence.
         """
         assert isinstance(state, KVState)
         plan = self._planner.plan_plain(state, range(1), self._all_layers, len(rows))
@@ -479,15 +495,18 @@ class FusedStack(Decoder):
         size: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return the RMSNorm (Zhang and Sennrich, arXiv:1910.07467) of rows. May use `out`."""
+        """Return the RMSNorm (Zhang and Sennrich, arXiv:1910.07467) of rows. `out` is an optional
+        buffer.
+        """
         if weight is None:
             return h
         if self._kernels is not None:
             return cast(Tensor, self._kernels.rms_norm(h, weight, self._eps))
         if not self._own_norm:
             return torch.rms_norm(h, (self.hidden_size,), weight, self._eps)
-        # RMSNorm divides by sqrt((sum of squares + H eps) / H), with H = hidden size. `hypot`
-        # computes sqrt(sum of squares + H eps), and the weights include the factor sqrt(H).
+        # RMSNorm divides by sqrt((sum of squares + H eps) / H), where H is the hidden size. `hypot`
+        # computes sqrt(sum of squares + H eps). The norm weights already include the factor
+        # sqrt(H).
         wide = h.float()
         size = torch.linalg.vector_norm(wide, 2, -1, True, out=size)
         torch.hypot(size, self._eps_size, out=size)
@@ -497,7 +516,7 @@ class FusedStack(Decoder):
 
 
 class FusedDecoder(FusedStack):
-    """A decoder of one of `FAMILIES` from the tensors of its checkpoint.
+    """A decoder of one of the model families in `FAMILIES`, from the tensors of its checkpoint.
 
     The output matrix may have rows for only some ids (see `read_output_ids`). All other ids then
     have logits of -inf.
@@ -505,7 +524,7 @@ class FusedDecoder(FusedStack):
     Args:
         config: transformers config that `fits` accepts.
         tensors: Tensors of the checkpoint by transformers name, in any floating dtype.
-        rotary: See `RotaryEmbedding`.
+        rotary: Cosines and sines of positions.
         backend: Backend of the linear layers. None uses `choose_backend`.
 
     Raises:
@@ -533,20 +552,23 @@ class FusedDecoder(FusedStack):
         self.weight_bytes = self.weights.nbytes
 
     def embed(self, ids: Tensor) -> Tensor:
-        """See `Decoder`."""
+        """Return the embeddings [..., hidden] of token ids [...]."""
         return torch.embedding(self.weights.embedding, ids)
 
     def norm(self, rows: Tensor) -> Tensor:
-        """See `Decoder`."""
+        """Apply the final norm to the output [..., hidden] of a layer."""
         return self._norm(rows, self.weights.final_norm)
 
     def unembed(self, rows: Tensor) -> Tensor:
-        """See `Decoder`."""
+        """Return the logits [..., V] of hidden states [..., hidden] to which the final norm was
+        applied.
+        """
         flat = rows.reshape(-1, self.hidden_size)
         return self.weights.logits(flat, self._multiply).view(*rows.shape[:-1], -1)
 
     def unembed_ids(self, rows: Tensor, ids: Tensor) -> Tensor | None:
-        """See `Decoder`."""
+        """Return the logits [..., k] of only the ids [k], or None if all logits must
+        be computed."""
         outputs = self.weights.outputs
         return None if outputs is None else rows @ outputs[ids].mT
 
@@ -584,7 +606,7 @@ class FusedDecoder(FusedStack):
 
 
 def _join_inputs(xs: Sequence[Input]) -> Tokens | Features:
-    """Return the inputs of several sequences concatenated as one sequence."""
+    """Concatenate the inputs of several sequences, as if they were one sequence."""
     ids = torch.cat([x.ids for x in xs if not isinstance(x, Hidden)], 1)
     if isinstance(xs[0], Features):
         return Features(ids, torch.cat([x.rows for x in xs if isinstance(x, Features)], 1))
@@ -592,7 +614,7 @@ def _join_inputs(xs: Sequence[Input]) -> Tokens | Features:
 
 
 def _windows(config: Any) -> list[int | None]:
-    """Return the sliding window of each layer. None is full attention."""
+    """Return the sliding window size of each layer. None means full attention."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if config.model_type == "mistral" or kinds is None:

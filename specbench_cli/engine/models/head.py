@@ -1,12 +1,13 @@
 """Base classes of draft heads, which read hidden states of the target.
 
-The hidden states that a head reads are called features. They are the output of one or several
+The hidden states that a head reads are called features. Features are the output of one or several
 target layers, concatenated.
 
 A `Head` is a decoder with a state, such as EAGLE (Li et al., ICML 2024, arXiv:2401.15077). Its row
-i combines token i + 1 of the text with the features of token i, and predicts token i + 2. A
-`FeatureHead` has no state. It predicts several next tokens from the features of one token, such as
-Medusa (Cai et al., ICML 2024, arXiv:2401.10774).
+i combines token i + 1 of the text with the features of token i, and predicts token i + 2.
+
+A `FeatureHead` has no state, such as Medusa (Cai et al., ICML 2024, arXiv:2401.10774). It predicts
+several next tokens from the features of one token.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ MAX_LEVELS = 64
 class Head(Decoder):
     """A draft head with a state. Its forward takes `Features` and returns logits over target ids.
 
-    Ids outside the head's own vocabulary get logits of -inf. For draft tokens there are no features
-    of the target yet, so the next draft level reads `ModelOutput.hidden` instead.
+    Ids outside the head's own vocabulary get logits of -inf. For draft tokens there are no target
+    features yet. So the next draft level uses the head's own hidden states, `ModelOutput.hidden`.
 
     Attributes:
-        captured_layers: Layers of the target whose hidden states are concatenated, or `NORMED`.
+        captured_layers: Target layers whose hidden states are concatenated, or `NORMED`.
         levels: Maximum number of draft levels. None means no limit.
-        block_size: Number of draft tokens that one forward reads. It predicts as many.
-        parallel: Whether one forward drafts all tokens. The ids of the draft positions are then
-            mask tokens, which have no features. Their rows are not kept in the state (DFlash, Chen
+        block_size: Number of draft tokens that one forward reads and predicts.
+        parallel: True if one forward drafts all tokens. The draft positions then contain mask
+            tokens without features. The state does not keep the rows of mask tokens (DFlash, Chen
             et al., arXiv:2602.06036).
-        predicts_own_position: Whether the row of a mask token predicts the token at its own
-            position. If False, it predicts the next one, and the last token with features predicts
-            the first draft token (P-EAGLE, Hui et al., arXiv:2602.01469).
+        predicts_own_position: True if the row of a mask token predicts the token at its own
+            position. If False, it predicts the next token. The last token with features then
+            predicts the first draft token (P-EAGLE, Hui et al., arXiv:2602.01469).
     """
 
     captured_layers: tuple[int, ...]
@@ -68,10 +69,10 @@ class FeatureCache:
 
     Args:
         target: The target model.
-        captured_layers: See `Head`.
+        captured_layers: Target layers whose hidden states are concatenated, or `NORMED`.
 
     Attributes:
-        layers: Captured layers of the target.
+        layers: Target layers whose output is captured.
         latest: Features of all rows of the target's last forward, including rejected tokens. None
             before the first forward.
     """
@@ -85,11 +86,15 @@ class FeatureCache:
         self._was_read = self._dropped_some = False
 
     def write(self, out: ModelOutput) -> None:
-        """Store the features of all rows of a target forward."""
+        """Store the features of all rows of a target forward. `keep` later selects the committed
+        rows.
+        """
         self.latest = features(out, self._captured_layers, self._target)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Keep the features of the rows `path` of the last forward, which were committed."""
+        """Keep the features of the committed rows `path` of the last forward. Drop all other
+        features of it.
+        """
         assert self.latest is not None
         n = len(path)
         if n == 0 or path[-1] == n - 1:
@@ -101,10 +106,10 @@ class FeatureCache:
         self._newest = rows
 
     def read(self) -> Tensor:
-        """Return the features kept since the last call, [n, width].
+        """Return the features [n, width] that were kept since the last call.
 
         Raises:
-            MethodFault: Some features were dropped, because `last` was called first.
+            MethodFault: Some of these features are gone, because `last` was called before.
         """
         if self._dropped_some:
             raise MethodFault(
@@ -119,9 +124,9 @@ class FeatureCache:
         return rows
 
     def last(self, n: int) -> Tensor:
-        """Return the features of the last n committed tokens, [n, width].
+        """Return the features [n, width] of the last n committed tokens.
 
-        All of them must come from the last forward.
+        All of these tokens must come from the last forward.
         """
         if self._newest is None:
             raise MethodFault(
@@ -139,7 +144,7 @@ class FeatureCache:
 
 
 def features(out: ModelOutput, captured_layers: Sequence[int], target: Decoder) -> Tensor:
-    """Return the features [n, width] of a target forward over one sequence."""
+    """Return the captured features [n, width] of a target forward over one sequence."""
     parts = [
         target.norm(out.hidden[0]) if at == NORMED else out.aux_hidden_states[at][0]
         for at in captured_layers
@@ -162,17 +167,18 @@ class FeatureHead(nn.Module, Artifact):
 
     Args:
         target: The target decoder. The head may use its `hidden_size`, `vocab_size`, `n_layers`,
-            `unembed` and `embed`. In training it is an object with only these attributes.
+            `unembed` and `embed`. In training, `target` is an object with only these attributes.
         sizes: Further arguments of the subclass. They are stored in config.json.
 
     Attributes:
-        captured_layers: Layers of the target whose hidden states are concatenated, or `NORMED`.
+        captured_layers: Target layers whose hidden states are concatenated, or `NORMED`.
         width: Width of a feature row.
-        ran: Number of calls so far; see `Decoder`.
+        ran: Number of calls so far.
         peak_lr: Maximum learning rate of `specbench train head`.
-        decay: Loss weight of a level divided by that of the level before it, in `specbench train
-            head`.
-        trained: `sizes` for `specbench train head`. Other sizes have the defaults of `__init__`.
+        decay: Factor between the training loss weights of a draft level and the level before it,
+            for `specbench train head`.
+        trained: Values of `sizes` that `specbench train head` uses. Other sizes keep the defaults
+            of `__init__`.
     """
 
     captured_layers: tuple[int, ...] = (NORMED,)
@@ -188,15 +194,16 @@ class FeatureHead(nn.Module, Artifact):
         self.vocab_size, self.ran = target.vocab_size, 0
 
     def __call__(self, *rows: Any, **named: Any) -> Any:
-        """Call `forward` and count the call."""
+        """Call `forward` and increase `ran` by 1."""
         self.__dict__["ran"] += 1  # avoids the slow attribute setter of torch modules
         return super().__call__(*rows, **named)
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return logits [levels, n, V] from features [n, width].
 
-        Level k predicts the token k + 2 positions after the token of the features. The token after
-        that token is already known: the target has chosen it, and it is the root of the draft.
+        Level k (from 0) predicts the token k + 2 positions after the token that the features belong
+        to. The token 1 position after it is already known: it is the root of the draft, which the
+        target has chosen.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no `forward`")
 
@@ -212,7 +219,7 @@ class FeatureHead(nn.Module, Artifact):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load a head from a folder that `save` wrote; see `Artifact.load`."""
+        """Load a head from a folder that `save` wrote."""
         target, file = decoders["target"], folder / "config.json"
         if not file.is_file():
             raise _head_fault(folder, "no config.json")
@@ -241,11 +248,11 @@ class FeatureHead(nn.Module, Artifact):
     def from_sizes(
         cls, target: Decoder, sizes: Mapping[str, Any], weights: Weights, folder: Path
     ) -> Self:
-        """Return a head of the given sizes, before the weights of its checkpoint are loaded.
+        """Return a head of the given sizes, before its weights are loaded.
 
         Raises:
-            EnvironmentFault: The sizes are invalid, or need far more parameters than the
-                checkpoint has.
+            EnvironmentFault: The sizes are invalid, or need far more parameters than the checkpoint
+                has.
         """
         try:
             levels = sizes.get("levels", 1)
@@ -258,11 +265,11 @@ class FeatureHead(nn.Module, Artifact):
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return an untrained head; see `Artifact.random`."""
+        """Return an untrained head."""
         return cls._create(decoders["target"], {}, seed).ready()
 
     def save(self, folder: Path, **facts: Any) -> None:
-        """Write the files that `load` reads. `facts` are added to config.json under "specbench"."""
+        """Write the files that `load` reads. config.json also stores `facts`, under "specbench"."""
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -278,7 +285,8 @@ class FeatureHead(nn.Module, Artifact):
         (folder / "config.json").write_text(text, encoding="utf-8")
 
     def ready(self) -> Self:
-        """Prepare the head for decoding: frozen, in eval mode, with the target's device and dtype.
+        """Prepare the head for decoding: freeze it, set eval mode, use the target's device and
+        dtype.
 
         A subclass with its own `load` calls this at the end.
         """
@@ -286,18 +294,20 @@ class FeatureHead(nn.Module, Artifact):
 
     @classmethod
     def _create(cls, target: Decoder, sizes: Mapping[str, Any], seed: int = 0) -> Self:
-        """Return a new head, without changing the state of torch's random generator."""
+        """Return a new head with random weights. The state of torch's random generator does not
+        change.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # `torch.manual_seed` seeds devices too
             return cls(target, **sizes)
 
 
 class LevelOutput(NamedTuple):
-    """Output of a `SequentialHead` for n nodes of a level.
+    """Output of a `SequentialHead` for n nodes of one draft level.
 
     Attributes:
-        logits: Logits of the nodes' children, [n, V].
-        rows: Hidden states [n, w], which the call for the next level reads.
+        logits: Logits [n, V] from which the children of the nodes are chosen.
+        rows: Hidden states [n, w], which are the input for the next level.
     """
 
     logits: Tensor
@@ -305,19 +315,20 @@ class LevelOutput(NamedTuple):
 
 
 class SequentialHead(FeatureHead):
-    """A draft head without a state that reads the draft tokens, with one call per level.
+    """A draft head without a state that reads draft tokens, with one call per draft level.
 
     Examples are Hydra (Ankner et al., arXiv:2402.05109) and Clover (Xiao et al., arXiv:2405.00263).
     The call for level 0 reads the target's features and the root of the draft, which is the last
     committed token. The call for level k reads the tokens of its nodes, and the hidden states of
-    their parents. A call predicts the next token after each of its nodes.
+    their parents. A call predicts the token after each of its nodes.
     """
 
     def forward(self, rows: Tensor, ids: Tensor, level: int) -> LevelOutput:  # type: ignore[override]
-        """Predict the next token after each of n nodes.
+        """Predict the token after each of n nodes.
 
         Args:
-            rows: Features [n, width] at level 0, later `LevelOutput.rows` of the parents.
+            rows: At level 0, the target's features [n, width]. At later levels, `LevelOutput.rows`
+                of the nodes' parents.
             ids: Tokens of the nodes, [n] int64.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no `forward`")
@@ -326,24 +337,24 @@ class SequentialHead(FeatureHead):
 class LookAhead(FeatureHead):
     """A draft head whose extra rows pass through upper layers of the target.
 
-    The method is Parallel Decoding via Hidden Transfer (Wu et al., arXiv:2404.12022). The head
-    makes pseudo hidden states for future positions, here called extra rows. After the root and each
+    It implements Parallel Decoding via Hidden Transfer (Wu et al., arXiv:2404.12022). The head
+    predicts hidden states for future positions, here called extra rows. After the root and each
     node of a draft, `levels` extra rows enter the target at `layer`. Extra row k is k + 1 positions
     after its node, and predicts the token after its own position. It attends to the node, to
     everything that the node attends to, and to the extra rows before it. Rows of the text do not
-    attend to extra rows, and the state does not keep them (`Session.reserve`).
+    attend to extra rows, and the state does not keep extra rows (`Session.reserve`).
 
     Args:
         levels: Number of extra rows after each node.
-        layer: First layer of the target that the extra rows pass through. None is the middle layer.
+        layer: First target layer that the extra rows pass through. None means the middle layer.
 
     Attributes:
         tuned: LoRA rank for fine-tuning the target together with the head (Hu et al.,
             arXiv:2106.09685). 0 leaves the target unchanged.
-        updates: Number of training steps on the corpus, and on replies of the target.
+        updates: Two numbers of training steps: on the corpus, and on replies of the target.
         sequences: Number of sequences of 512 tokens per training step. It is small, because
             training runs the extra rows through the target.
-        captured_layers: The layer whose output `forward` reads. If `layer` is 0, it reads
+        captured_layers: The layer whose output `forward` reads. If `layer` is 0, `forward` reads
             embeddings instead.
 
     Raises:
@@ -366,10 +377,10 @@ class LookAhead(FeatureHead):
         self.layer, self.captured_layers = layer, (max(0, layer - 1),)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return the extra rows [n, levels, hidden] that enter layer `layer`.
+        """Return the extra rows [n, levels, hidden] that enter the target at `layer`.
 
         Args:
-            rows: Rows [n, hidden] of the n nodes at the input of that layer.
+            rows: Hidden states [n, hidden] of the n nodes, at the input of that layer.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no `forward`")
 
@@ -378,8 +389,8 @@ class LookAhead(FeatureHead):
 def _limit_parameters(weights: Weights) -> Iterator[None]:
     """Raise ValueError if a module created in this context has too many parameters.
 
-    The limit is twice the number of parameters in `weights`. Without it, wrong sizes in config.json
-    could fill the memory. Smaller differences are found when the weights are loaded.
+    The limit is twice the number of parameters in `weights`. Without a limit, wrong sizes in
+    config.json could fill the memory. Loading the weights finds smaller differences.
     """
     most, made = 2 * weights.parameters, 0
     names = set[tuple[int, str]]()
@@ -403,7 +414,7 @@ def _limit_parameters(weights: Weights) -> Iterator[None]:
 
 
 def _sha256_of(decoder: Decoder) -> str | None:
-    # Imported here because the import takes a second. Loading the decoder has imported it already.
+    # Import here: the import takes a second, and a loaded decoder has already imported the module.
     from specbench_cli.engine.models.load import sha256_of
 
     return sha256_of(decoder)

@@ -1,24 +1,27 @@
 """CPU kernels for forwards of `FusedDecoder` over few rows, compiled by Numba for this processor.
 
 There are kernels for matrix products, RMSNorm, SiLU, rotary embeddings and attention, in float32
-and bfloat16. A row is the hidden state of one token. Such a forward is memory-bound: its time is
-that of reading the weights. The kernels are for processors that torch's libraries are not tuned
-for, where these libraries read the weights at half of the memory bandwidth. The order of summation
-in torch's libraries also depends on the number of rows. Here each element of a product is
+and bfloat16. A row is the hidden state of one token. A forward over few rows is memory-bound: its
+time is the time to read the weights. torch's libraries are not tuned for some processors, and read
+the weights there at half of the memory bandwidth. These kernels are for such processors.
+
+The order of summation in torch's libraries also depends on the number of rows. Here each element of
+a product is
 
     y[r, j] = sum over i of x[r, i] w[j, i]
 
-with eight partial sums, which are added in the same order for any number of rows and threads. So
-the products of a token are bitwise equal in plain decoding and in the verification of any draft.
+The kernel computes eight partial sums, and adds them in the same order for any number of rows and
+threads. So the products of a token are bitwise equal in plain decoding and in the verification of
+any draft.
 
 The product is computed in tiles of up to ROWS input rows by COLUMNS weight rows. The partial sums
 of a tile stay in registers (Goto and van de Geijn, ACM TOMS 34(3), 2008). The two weight rows of a
-tile are half a matrix apart, so memory is read in two sequential streams, which the processor
-prefetches. With adjacent weight rows it did not prefetch, and the product of one row with bfloat16
-weights took 1.35 times as long.
+tile are half a matrix apart. So memory is read in two sequential streams, which the processor
+prefetches. The processor did not prefetch neighbouring weight rows: the product of one row with
+bfloat16 weights then took 1.35 times as long.
 
-All kernels are in one file, because Numba's cache recompiles a function only if the file of that
-function changes, not if it calls a changed function of another file.
+All kernels are in one file because of Numba's cache. Numba recompiles a function only if the
+function's own file changes, not if the function calls a changed function of another file.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-calls=False, disallow-untyped-decorators=False
@@ -90,13 +93,14 @@ FLOATS, INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
 
 
 class _Tile:
-    """Generator of LLVM code for one tile of a product.
+    """Generator of LLVM code for one tile of a matrix product.
 
     Args:
         rows: Number of input rows.
-        half: Whether weights and results are bfloat16. One register then has the 8 even ones of 16
-            weights, converted to float32, and another one the 8 odd ones. The input rows must be
-            float32 in the same order (`_widen_even_odd`).
+        half: Whether weights and results are bfloat16. One register then holds the 8 even-numbered
+            weights of a group of 16, converted to float32. Another register holds the 8
+            odd-numbered weights. The input rows must be float32 in the same order
+            (`_widen_even_odd`).
     """
 
     def __init__(self, builder: ir.IRBuilder, rows: int, *, half: bool) -> None:
@@ -115,15 +119,16 @@ class _Tile:
         n_out: Any,
         weight_stride: Any,
     ) -> None:
-        """Generate code that writes the products of input rows at x with COLUMNS weight rows to y.
+        """Generate code that multiplies the input rows at x by COLUMNS weight rows, and writes to
+        y.
 
         All arguments are LLVM values.
 
         Args:
-            w, x, y, bias: Addresses. A bias of 0 means that there is none.
-            add: Whether to add to the present values of y.
+            w, x, y, bias: Addresses. If the address of the bias is 0, there is no bias.
+            add: Whether to add the products to the present values of y.
             wide: Whether to write float32 results even if the weights are bfloat16.
-            weight_stride: Distance between the weight rows, in rows.
+            weight_stride: Distance between the tile's weight rows, in rows.
         """
         b, pairs = self.b, [(r, j) for r in range(self.rows) for j in range(COLUMNS)]
         w_row, x_row = b.mul(n_in, _int(self.size)), b.mul(n_in, _int(4))
@@ -148,7 +153,8 @@ class _Tile:
                     sums[r, j] = self.fma(columns[j], number, sums[r, j])
             if self.half and part + 1 < UNROLL:
                 # The sums fill all registers. The barrier makes the compiler load the inputs of the
-                # next part again, instead of keeping them in registers and spilling sums.
+                # next part again. Otherwise it would keep the inputs in registers and move sums to
+                # memory.
                 b.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], side_effect=True)
         more = b.add(i, _int(STEP))
         i.add_incoming(more, loop)
@@ -162,11 +168,11 @@ class _Tile:
     def write_weighted_sums(self, p: Any, p_row: Any, v: Any, n: Any, width: Any, y: Any) -> None:
         """Generate code that writes the sums over c of p[r, c] v[c] to y, in float32.
 
-        Attention uses it for probabilities p and values v. If v is bfloat16, the elements of a
+        Attention uses it, with probabilities p and values v. If v is bfloat16, the elements of a
         result have the order of `_widen_even_odd`.
 
         Args:
-            p: Address of `rows` float32 rows.
+            p: Address of the float32 rows p[r].
             p_row: Distance between these rows, in bytes.
             v: Address of n rows [n, width].
         """
@@ -204,11 +210,14 @@ class _Tile:
                     b.store(sums[r][part], b.inttoptr(place, FLOATS.as_pointer()), align=4)
 
     def load_weights(self, address: Any) -> list[Any]:
-        """Generate code that loads STEP weights as float32."""
+        """Generate code that loads STEP weights at an address as float32."""
         return [self.load_part(address, part) for part in range(UNROLL)]
 
     def load_part(self, address: Any, part: int) -> Any:
-        """Generate code that loads LANES of the STEP weights at an address, as float32."""
+        """Generate code that loads LANES of the STEP weights at an address, as float32.
+
+        `part` is the index of these LANES weights.
+        """
         b = self.b
         if not self.half:
             at = b.add(address, _int(part * LANES * 4))
@@ -226,7 +235,7 @@ class _Tile:
         b.call(fetch, [b.inttoptr(address, place), reads, near, data])
 
     def fma(self, a: Any, x: Any, total: Any) -> Any:
-        """Return total + a x, rounded once."""
+        """Generate code for total + a x, rounded once (fused multiply-add)."""
         known = self._get_function(FLOATS, [FLOATS] * 3, f"llvm.fma.v{LANES}f32")
         return self.b.call(known, [a, x, total])
 
@@ -242,7 +251,8 @@ class _Tile:
     ) -> None:
         """Generate code that adds up the partial sums, adds the bias, and writes the results to y.
 
-        If `add` is set, it also adds the present values of y. LANES results are handled at a time.
+        If `add` is True, the code also adds the present values of y. It processes LANES results at
+        a time.
         """
         b, pairs = self.b, list(sums)
         groups = [pairs[at : at + LANES] for at in range(0, len(pairs), LANES)]
@@ -284,7 +294,7 @@ class _Tile:
                 write_sums(I16, 2)
 
     def _reduce_sums(self, sums: list[Any]) -> Any:
-        """Return one register with the sum of each of up to LANES registers.
+        """Return a register whose elements are the sums of up to LANES registers.
 
         The order of addition within a register is always ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)).
         """
@@ -313,14 +323,14 @@ class _Tile:
         return held
 
     def _round_to_bfloat16(self, numbers: Any) -> Any:
-        """Return the bits of float32 numbers rounded to the nearest bfloat16, ties to even."""
+        """Return the bits of float32 numbers rounded to bfloat16: to the nearest, ties to even."""
         b = self.b
         half, one, limit, none = (
             ir.Constant(INTS, [number] * LANES) for number in (16, 1, 0x7FFF, 0x7FC00000)
         )
         bits = b.bitcast(numbers, INTS)
         near = b.add(bits, b.add(b.and_(b.lshr(bits, half), one), limit))
-        # NaN stays NaN: rounding could turn its bits into those of an infinity.
+        # Return NaN for NaN. Rounding could turn the bits of a NaN into those of an infinity.
         bits = b.select(b.fcmp_unordered("uno", numbers, numbers), none, near)
         return b.trunc(b.lshr(bits, half), ir.VectorType(I16, LANES))
 
@@ -336,8 +346,7 @@ def _int(value: int) -> Any:
 
 
 def _switch(b: ir.IRBuilder, rows: Any, half: Any, write: Callable[[_Tile], None]) -> None:
-    """Generate the code of tiles with 1 to ROWS rows in both dtypes, and a branch to the right
-    one."""
+    """Generate code for tiles of 1 to ROWS rows in both dtypes, and a branch that selects one."""
     done = b.append_basic_block("done")
     switch = b.switch(b.add(rows, b.mul(half, _int(ROWS))), done)
     for kind, n in product((False, True), range(1, ROWS + 1)):
@@ -351,7 +360,7 @@ def _switch(b: ir.IRBuilder, rows: Any, half: Any, write: Callable[[_Tile], None
 
 @intrinsic
 def _sums(_, rows, half, w, x, y, bias, add, wide, n_in, n_out, weight_stride):
-    """Compute a tile of a product with 1 to ROWS rows; see `_Tile.write_products`."""
+    """Compute a tile of a product with 1 to ROWS rows (`_Tile.write_products`)."""
 
     def generate(context, builder, _signature, args):
         _switch(builder, *args[:2], lambda tile: tile.write_products(*args[2:]))
@@ -362,7 +371,7 @@ def _sums(_, rows, half, w, x, y, bias, add, wide, n_in, n_out, weight_stride):
 
 @intrinsic
 def _weighted_sums(_, rows, half, p, p_row, v, n, width, y):
-    """Compute weighted sums for 1 to ROWS rows; see `_Tile.write_weighted_sums`."""
+    """Compute weighted sums for 1 to ROWS rows (`_Tile.write_weighted_sums`)."""
 
     def generate(context, builder, _signature, args):
         _switch(builder, *args[:2], lambda tile: tile.write_weighted_sums(*args[2:]))
@@ -373,8 +382,11 @@ def _weighted_sums(_, rows, half, p, p_row, v, n, width, y):
 
 @intrinsic
 def _widen_even_odd(_, source, target, n):
-    """Convert n bfloat16 numbers to float32. In each group of 16, even ones come before odd
-    ones."""
+    """Convert n bfloat16 numbers to float32.
+
+    In each group of 16 numbers, the result has the even-numbered ones first, then the odd-numbered
+    ones.
+    """
 
     def generate(context, b, _signature, args):
         source, target, n = args
@@ -412,7 +424,7 @@ def _halves(address, n):
 
 @njit(**OPTIONS)
 def _flags(address, n):
-    """Return an array of n bytes at an address."""
+    """Return an array of n bytes (a mask) at an address."""
     return carray(_pointer(address), n, np.uint8)
 
 
@@ -424,7 +436,7 @@ def _widen(bits):
 
 @njit(**OPTIONS)
 def _round(number):
-    """Return the bits of the nearest bfloat16, ties to even."""
+    """Return the bits of a number rounded to bfloat16: to the nearest, ties to even."""
     bits = np.float32(number).view(np.uint32)
     if number != number:
         return np.uint16(0x7FC0)
@@ -434,10 +446,10 @@ def _round(number):
 
 @njit(**OPTIONS)
 def _exp(x):
-    """Return e^x with a relative error of about 2e-7. The compiler can vectorize it.
+    """Return e^x with a relative error of about 2e-7. The compiler can vectorize this function.
 
     The result is 2^n times a polynomial (Cody and Waite, Software Manual for the Elementary
-    Functions, 1980, chapter 6). NaN stays NaN.
+    Functions, 1980, chapter 6). For NaN the result is NaN.
     """
     x = np.float32(88.0) if x > np.float32(88.0) else x
     x = np.float32(-87.0) if x < np.float32(-87.0) else x
@@ -476,7 +488,7 @@ def _multiply(w, x, wide, y, bias, add, n, n_in, n_out, half):
 
 @njit(**OPTIONS)
 def _read(address, row, half):
-    """Read a row at an address as float32."""
+    """Read a row of float32 or bfloat16 numbers at an address, as float32."""
     if half:
         bits = _halves(address, len(row))
         for i in range(len(row)):
@@ -489,7 +501,7 @@ def _read(address, row, half):
 
 @njit(**OPTIONS)
 def _write(row, address, half):
-    """Write a float32 row to an address, in the model's dtype."""
+    """Write a float32 row to an address, as bfloat16 or float32."""
     if half:
         bits = _halves(address, len(row))
         for i in range(len(row)):
@@ -562,7 +574,7 @@ def _rotate_and_store(qkv, cos, sin, cache, head_stride, start, n, heads, kv, d,
 
 @njit(**OPTIONS)
 def _clean(number):
-    """Return the number, or 0 if it is not finite; see `attention.attend_tree`."""
+    """Return the number, or 0 if it is infinite or NaN."""
     return number if abs(number) <= LARGEST else np.float32(0)
 
 
@@ -586,9 +598,9 @@ def _attend_block(  # noqa: C901  one loop nest: functions of it would pass its 
     group,
     begin,
 ):
-    """Compute attention for up to ROWS query rows of one KV head, beginning at row `begin`.
+    """Compute attention for up to ROWS query rows of one KV head, starting at query row `begin`.
 
-    The query rows are those of all new tokens and all heads that share the KV head.
+    The KV head has one query row for each new token and each query head that uses this KV head.
     """
     size, across, shared = 2 if half else 4, (heads + 2 * kv) * d, heads // kv
     seen = start + n - first
@@ -678,19 +690,20 @@ def _attend(
 
 # ---- functions of torch tensors -----------------------------------------------------------------
 
-# With more than MAX_FEW rows a forward is compute-bound and uses torch's multithreaded operations.
+# A forward of more than MAX_FEW rows is compute-bound. It uses torch's multithreaded operations
+# instead.
 
 DTYPES = (torch.float32, torch.bfloat16)
 """Dtypes that the kernels support. The argument `half` is an index in this tuple."""
 
 
 def can_tile(n_in: int, n_out: int) -> bool:
-    """Return True if the kernels support a matrix of this shape."""
+    """Return True if the kernels support a matrix with n_in columns and n_out rows."""
     return n_in % STEP == 0 and n_out % COLUMNS == 0
 
 
 def compile_kernels() -> None:
-    """Compile all kernels, which takes seconds the first time on a machine.
+    """Compile all kernels. The first compilation on a machine takes seconds.
 
     Numba caches the result next to this file, or in the folder NUMBA_CACHE_DIR.
     """
@@ -700,12 +713,12 @@ def compile_kernels() -> None:
     _silu_mul.compile((number,) * 5)
     _rotate_and_store.compile((number,) * 11)
     _attend.compile((*(number,) * 13, types.float64, number))
-    # The first compilation starts OpenMP with all processors. Restore torch's number of threads.
+    # The first compilation sets OpenMP to all processors. Restore torch's number of threads.
     torch.set_num_threads(threads)
 
 
 class _Threads(threading.local):
-    """Number of threads that kernels use if they are called from this thread."""
+    """Number of threads that kernels use when they are called from the current thread."""
 
     n = 0
 
@@ -714,17 +727,17 @@ _threads = _Threads()
 
 
 def _use_torch_threads() -> None:
-    """Set the number of threads of the kernels to that of torch."""
+    """Set the number of threads of the kernels to torch's number of threads."""
     n = torch.get_num_threads()
     if _threads.n != n:
         _threads.n = n
         numba.set_num_threads(min(n, CONFIG.NUMBA_NUM_THREADS))
-        # The first call starts OpenMP with all processors. Restore torch's number of threads.
+        # The first call sets OpenMP to all processors. Restore torch's number of threads.
         torch.set_num_threads(n)
 
 
 class _ThreadBuffer(threading.local):
-    """Buffer of this thread. All products share it, so that it stays in the processor's cache."""
+    """Buffer of the current thread. All products share it, so it stays in the processor's cache."""
 
     numbers, address = np.empty(0, np.float32), 0
 
@@ -733,7 +746,7 @@ _buffer = _ThreadBuffer()
 
 
 def _buffer_address(n: int) -> int:
-    """Return the address of a buffer for n float32 numbers."""
+    """Return the address of the current thread's buffer, with space for n float32 numbers."""
     if _buffer.numbers.size < n + CACHE_LINE_BYTES // 4:
         _buffer.numbers = np.empty(n + CACHE_LINE_BYTES // 4, np.float32)
         _buffer.address = -(-_buffer.numbers.ctypes.data // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
@@ -741,13 +754,13 @@ def _buffer_address(n: int) -> int:
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool) -> None:
-    """Write x W^T + bias to `out` [n, out], for rows x [n, in] and a weight W [out, in].
+    """Write x W^T + bias to `out` [n, out], for rows x [n, in] and a weight matrix W [out, in].
 
-    All tensors are row-major. `can_tile` must be true for the shape of W.
+    All tensors are row-major. `can_tile` must return True for the shape of W.
 
     Args:
-        bias: [out], float32.
-        add: Whether to add to the present values of `out`.
+        bias: Bias [out], in float32.
+        add: Whether to add the product to the present values of `out`.
     """
     _use_torch_threads()
     (n, n_in), half = x.shape, DTYPES.index(weight.dtype)
@@ -769,7 +782,8 @@ def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """Return SiLU(gate) * up, [n, width], of rows [n, 2 width]."""
+    """Return SiLU(gate) * up, [n, width]. Each row of `gate_up` [n, 2 width] contains
+    both halves."""
     if len(gate_up) > MAX_FEW:
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate).mul_(up)
@@ -793,17 +807,19 @@ def layer_functions(
 ) -> list[tuple[Callable[..., None], Callable[..., None]]]:
     """Return two functions for each layer of a forward.
 
-    The first one rotates new queries and keys, and writes keys and values to the cache. The second
-    one computes attention. Both ignore their arguments, because they use fixed addresses.
+    The first function rotates new queries and keys, and writes keys and values to the cache. The
+    second function computes attention. Both ignore their arguments, because they use fixed
+    addresses.
 
     Args:
         rows: KV cache of one sequence, [layers, 2 kv, capacity, d].
         scratch: Queries, keys and values of the new rows, [n, (heads + 2 kv) d].
         out: Attention result, [n, heads d].
         table: Cosines and signed sines [n, 1, d] of the new rows.
-        span: Index of the first new row in `rows`, index of the first row that is attended to, and
-            number of new rows.
-        mask: Which of the last w rows each new row attends to, [n, w] bool. None is causal.
+        span: Three numbers: index of the first new row in `rows`, index of the first row that
+            attention reads, number of new rows.
+        mask: Bool mask [n, w]: which of the last w rows each new row attends to. None means a
+            causal mask.
         window: Maximum number of rows that each row attends to, including itself. None means no
             limit.
     """

@@ -1,4 +1,4 @@
-"""Fused weights of a Llama-like model: one matrix for q, k and v, and one for gate and up."""
+"""Weights of a Llama-like model, fused: one matrix for q, k and v, and one for gate and up."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class LayerWeights:
     """Weights of one layer.
 
     Attributes:
-        norm: Norm before attention, or None.
-        heads_norm: Qwen3's norm of each head, [q and k heads, head_dim].
+        norm: Weight of the norm before attention, or None.
+        heads_norm: Weight of Qwen3's norm of each head, [q and k heads, head_dim].
     """
 
     norm: Tensor | None
@@ -46,14 +46,14 @@ class LayerWeights:
 
 @renamed_members(place="store", form_of="backend_of")
 class LayerReader:
-    """Reader that converts, fuses and reorders the layers of a checkpoint.
+    """Object that converts, fuses and reorders the layers of a checkpoint.
 
     Args:
         config: transformers config, with heads and sizes.
         tensors: Tensors of the checkpoint by transformers name, in any floating dtype.
-        rotary: Determines the order of query and key rows.
+        rotary: Rotation that determines the order of query and key rows.
         norm_factor: Factor for the norm weights, applied in float32. The norms of single heads
-            (Qwen3) have no factor. None leaves all norm weights unchanged.
+            (Qwen3) get no factor. None leaves all norm weights unchanged.
         backend: Backend of the linear layers. None uses `choose_backend`.
 
     Raises (all methods):
@@ -81,10 +81,10 @@ class LayerReader:
         return name in self._tensors
 
     def layer(self, prefix: str, *, norm: str | None = "input_layernorm") -> LayerWeights:
-        """Return the layer whose tensor names begin with `prefix`.
+        """Return the weights of the layer whose tensor names begin with `prefix`.
 
         Args:
-            norm: Name of the norm before attention. None means that there is none.
+            norm: Name of the norm before attention. None means that the layer has no such norm.
         """
         return LayerWeights(
             norm=self.norm(f"{prefix}{norm}") if norm else None,
@@ -101,14 +101,14 @@ class LayerReader:
         return self._tensors[name].to(device=self._device, dtype=self._dtype)
 
     def norm(self, name: str) -> Tensor:
-        """Return the weight of a norm, times the norm factor if there is one."""
+        """Return the weight of a norm, multiplied by the norm factor if there is one."""
         weight = self.get(f"{name}.weight")
         return weight if self._norm_factor is None else weight.float() * self._norm_factor
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Return the linear layer with a weight [out, in]."""
         backend = self.backend_of(weight)
-        # On a CPU, products of a few rows are up to twice as fast with the layout [in, out].
+        # On a CPU, a product of few rows is up to twice as fast with the layout [in, out].
         if backend == "tiled":
             matrix = self.store(weight).t()
         else:
@@ -117,11 +117,13 @@ class LayerReader:
         return linear(matrix, bias, backend=backend)
 
     def backend_of(self, weight: Tensor) -> LinearBackend:
-        """Return the backend for a weight [out, in]."""
+        """Return the backend that multiplies by a weight [out, in]."""
         return self._backend or choose_backend(weight.t())
 
     def store(self, weight: Tensor) -> Tensor:
-        """Return a row-major copy of a weight, in memory that the layers of this model share."""
+        """Return a row-major copy of a weight, in a memory area that the layers of this model
+        share.
+        """
         return self._arena.store(weight)
 
     def _heads_norm(self, prefix: str) -> Tensor | None:
@@ -133,7 +135,7 @@ class LayerReader:
         return torch.cat((q.expand(self._heads, -1), k.expand(self._kv_heads, -1)))
 
     def _fuse(self, prefix: str, *names: str) -> Linear:
-        """Return several projections of the same input as one linear layer."""
+        """Return several projections of the same input, joined as one linear layer."""
         weights = [self._read_permuted(f"{prefix}{name}.weight") for name in names]
         biases = [
             self._read_permuted(f"{prefix}{name}.bias")
@@ -152,12 +154,13 @@ class FusedWeights:
 
     Args:
         config: transformers config.
-        read: Reader of the layers.
-        rotary: Determines the order of query and key rows.
-        output_ids: Token id of each row of the output matrix, [r]. None means all ids.
+        read: Object that reads the layers.
+        rotary: Rotation that determines the order of query and key rows.
+        output_ids: Token id [r] of each row of the output matrix. None means all ids in order.
 
     Attributes:
-        outputs: Output matrix [V, hidden]. None if it is packed or has rows for only some ids.
+        outputs: Output matrix [V, hidden]. None if the matrix is packed, or has rows for only some
+            ids.
 
     Raises:
         KeyError: A tensor is missing.
@@ -188,7 +191,7 @@ class FusedWeights:
         self.outputs = whole if output_ids is None else None
 
     def logits(self, rows: Tensor, product: Callable[[Linear, Tensor], Tensor]) -> Tensor:
-        """Return the logits [n, V] of rows [n, hidden] after the final norm."""
+        """Return the logits [n, V] of rows [n, hidden] to which the final norm was applied."""
         logits = product(self.head, rows)
         return (
             logits
@@ -198,13 +201,15 @@ class FusedWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all weights. If the output matrix is the embedding, it counts once."""
+        """Size of all weights in bytes. If the output matrix is the embedding, it counts once."""
         parts = (self.embedding, self.final_norm, self.head)
         whole = sum(part.nbytes for part in parts) + sum(map(layer_bytes, self.layers))
         return whole - self._head_is_embedding * self.head.nbytes
 
     def shared_tensors(self) -> dict[str, Tensor]:
-        """Return the checkpoint tensors, by transformers name, that are views of these weights."""
+        """Return the checkpoint tensors, by transformers name, that share memory with these
+        weights.
+        """
         d = self._rotary.head_dim
         q, kv, hidden, mlp = self._heads * d, self._kv_heads * d, self._hidden, self._mlp
         output_rows = self.embedding if self.output_ids is None else self.output_ids
@@ -230,10 +235,10 @@ class FusedWeights:
 def tensor_shapes(config: Any, output_rows: int | None = None) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all tensors that the config of a Llama-like model requires.
 
-    The keys are transformers' names. A tied output matrix is included.
+    The keys are transformers' tensor names. A tied output matrix is included.
 
     Args:
-        output_rows: Number of rows of the output matrix. None means all ids.
+        output_rows: Number of rows of the output matrix. None means one row for each id.
     """
     hidden, mlp, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
     d = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
@@ -267,7 +272,7 @@ def tensor_shapes(config: Any, output_rows: int | None = None) -> dict[str, tupl
 
 
 def _biased_projections(config: Any) -> set[str]:
-    """Return the names of the projections with a bias, as transformers reads the config."""
+    """Return the names of the projections that have a bias, by the rules of transformers."""
     inputs = {f"self_attn.{part}_proj" for part in "qkv"}
     if config.model_type == "qwen2":
         return inputs
@@ -280,9 +285,9 @@ def _biased_projections(config: Any) -> set[str]:
 
 
 def scatter_logits(said: Tensor, ids: Tensor, size: int) -> Tensor:
-    """Return logits [..., size] over a vocabulary from logits [..., r] of some ids [r].
+    """Return logits [..., size] over a vocabulary from logits [..., r] of only the ids [r].
 
-    Other ids get -inf.
+    All other ids get logits of -inf.
     """
     logits = said.new_full((*said.shape[:-1], size), -torch.inf)
     return logits.index_copy_(-1, ids, said)

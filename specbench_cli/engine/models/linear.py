@@ -1,14 +1,15 @@
 """Linear layers with fixed weights, and the rule that chooses their backend.
 
 A backend is a way to store a weight matrix and to multiply by it. Six backends compute the same
-product up to rounding:
+product up to rounding. Memory-bound means that the time is the time to read the weights, however
+many rows the input has.
 
-* `PlainLinear` ("plain"): `torch.mm` with one matrix [in, out]. For a few input rows this is faster
+* `PlainLinear` ("plain"): `torch.mm` with a matrix [in, out]. For few input rows this is faster
   than the checkpoint's layout [out, in]. The transformers module can share the memory, because
   transposed slices of the matrix are views of the checkpoint's matrices.
 * `PackedLinear` ("packed"): oneDNN with weights that are reordered once, as torch inductor does. It
-  is memory-bound (limited by reading the weights) up to about 8 rows. `torch.mm` calls MKL, which
-  is slower from the second row on. A single call costs more than a call of `torch.mm`.
+  is memory-bound up to about 8 rows. `torch.mm` calls MKL instead, which is slower from the second
+  row on. A single call costs more than a call of `torch.mm`.
 * `BlockedLinear` ("blocked"): `torch.bmm` with narrow blocks of columns, which MKL multiplies
   without a copy. It is memory-bound up to about 8 rows, and calls are cheap.
 * `Packed16Linear` ("packed16"): FBGEMM with bfloat16 weights that are stored as float16. Processors
@@ -20,10 +21,10 @@ product up to rounding:
 * `WidenedLinear` ("widened"): float32 products with bfloat16 weights that are converted piece by
   piece. It is for machines without bfloat16 instructions and without FBGEMM.
 
-`choose_backend` decides by the processor, the dtype and the matrix size. It does not measure:
-backends differ in the last bits, so a choice by time would make near-ties irreproducible.
-benchmarks/times/forward_rows.py measures the backends; docs/explanations/kernels.md has the
-results.
+`choose_backend` decides by the processor, the dtype and the matrix size. It does not decide by
+measured times. Backends differ in the last bits, so such a decision would make near-ties
+irreproducible. benchmarks/times/forward_rows.py measures the backends, and
+docs/explanations/kernels.md has the results.
 """
 
 from __future__ import annotations
@@ -86,25 +87,25 @@ WIDENED_WEIGHTS = 1 << 18
 
 
 class Linear(Protocol):
-    """Linear layer with fixed weights: x [rows, in] -> x W + bias, [rows, out]."""
+    """Linear layer with fixed weights W. It returns x W + bias, [rows, out], for x [rows, in]."""
 
     nbytes: int
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return the product. If `out` is given, write the product to it."""
+        """Return x W + bias. If `out` is given, write the result to it."""
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """Return residual [rows, out] + the product. May overwrite `residual`."""
+        """Return residual [rows, out] plus the layer's output for x. May overwrite `residual`."""
 
     def columns(self, start: int, stop: int) -> Tensor | None:
-        """Return a view of the output columns start..stop as checkpoint rows [stop - start, in].
+        """Return the weights of output columns start to stop - 1, as a view [stop - start, in].
 
-        Return None if the weights are stored in another order.
+        This is the layout of a checkpoint. Return None if the weights are stored in another order.
         """
 
 
 class PlainLinear:
-    """Linear layer that calls `torch.mm` with a matrix [in, out]."""
+    """Linear layer that calls `torch.mm` with a weight matrix [in, out]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
@@ -128,8 +129,8 @@ class TiledLinear:
     """Linear layer that calls specbench's Numba kernels with float32 or bfloat16 weights [out, in].
 
     Args:
-        weight: [in, out], the transpose of a row-major matrix. `kernels.can_tile` is true for its
-            shape.
+        weight: [in, out], the transpose of a row-major matrix. `kernels.can_tile` must return True
+            for its shape.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -163,12 +164,12 @@ class TiledLinear:
 
 
 class PackedLinear:
-    """Linear layer that calls oneDNN with weights reordered for inputs of a few rows.
+    """Linear layer that calls oneDNN, with weights reordered for inputs of few rows.
 
     oneDNN compiles a program of 0.5 MB for each number of input rows, in 2 ms, and caches it. To
-    limit the number of programs, inputs of many rows are padded with zero rows: to a multiple of
-    `ROWS`, or to one of 16 lengths per power of two. The result of a row does not depend on the
-    number of rows.
+    limit the number of programs, inputs of many rows get extra zero rows. Their number of rows then
+    is a multiple of `ROWS`, or one of 16 lengths per power of two. The result of a row does not
+    depend on the number of rows.
     """
 
     ROWS = 8  # number of input rows that the reordering is tuned for: a typical verification
@@ -193,8 +194,7 @@ class PackedLinear:
         return y[: len(x)]
 
     def _pad_rows(self, x: Tensor) -> Tensor:
-        """Return the input rows [n, in], with zero rows added if n is at least
-        `MIN_PADDED_ROWS`."""
+        """Return the input rows [n, in]. Append zero rows if n is at least `MIN_PADDED_ROWS`."""
         n = len(x)
         if n < self.MIN_PADDED_ROWS:
             return x
@@ -209,8 +209,8 @@ class BlockedLinear:
     """Linear layer that calls `torch.bmm` with blocks of columns, [blocks, in, width].
 
     MKL copies a wide matrix into blocks before it multiplies two or more rows, so it reads the
-    matrix twice. It multiplies matrices that are already narrow without a copy. If no width in
-    `WIDTHS` divides the number of columns, the last block is padded with zeros.
+    matrix twice. It multiplies narrow matrices without a copy. If no width in `WIDTHS` divides the
+    number of columns, the last block is padded with zeros.
     """
 
     WIDTHS = (48, 32)  # preferred first: 48 is the fastest for a single row
@@ -247,11 +247,11 @@ class BlockedLinear:
         return None
 
     def _repeated(self, x: Tensor) -> Tensor:
-        """Return a view that repeats the rows [n, in] for each block."""
+        """Return a view that repeats the input rows x [n, in] for each block of columns."""
         return x.expand(self._n_blocks, -1, -1)
 
     def _product(self, x: Tensor) -> Tensor:
-        """Return the product [n, out], with the results of the blocks concatenated."""
+        """Return the product [n, out], in which the results of the blocks are concatenated."""
         y = torch.bmm(self._repeated(x), self.weight).transpose(0, 1).reshape(len(x), -1)
         return y if self._whole else y[:, : self._n_out].contiguous()
 
@@ -259,14 +259,14 @@ class BlockedLinear:
 class Packed16Linear:
     """Linear layer that calls FBGEMM with bfloat16 weights stored as float16.
 
-    float16 is more precise than bfloat16, but its range is shorter. All weights are multiplied by
-    one power of two that brings the largest weight just below float16's largest number. Weights
-    down to 2^-33 of the largest one are then exact. Smaller weights have an error below 2^-40 of
-    the largest one, which is less than the rounding of float32 sums. The sums are float32 and are
+    float16 is more precise than bfloat16, but has a smaller range. All weights are multiplied by
+    one power of two. It brings the largest weight just below float16's largest number. Weights down
+    to 2^-33 of the largest weight are then exact. Smaller weights have an error below 2^-40 of the
+    largest weight, which is less than the rounding of float32 sums. The sums are float32 and are
     rounded once at the end.
 
-    With AVX-512 the result of a row is bitwise equal for any number of rows and threads. Without
-    it, a single row differs from several rows in the last bits of float32. About one number in
+    With AVX-512, the result of a row is bitwise equal for any number of rows and threads. Without
+    AVX-512, a single row differs from several rows in the last bits of float32. About one number in
     10,000 is then rounded to a neighbouring bfloat16 number.
     """
 
@@ -280,8 +280,8 @@ class Packed16Linear:
             held.contiguous(), None if bias is None else bias.float()
         )
         # FBGEMM clamps values outside float16's range, which would hide weights that are not
-        # finite. A factor of NaN keeps them visible. The factor has one dimension, not zero, so
-        # that its product with bfloat16 rows is float32.
+        # finite. A factor of NaN makes the result NaN instead. The factor has one dimension, not
+        # zero dimensions, so that its product with bfloat16 rows is float32.
         self._power = torch.tensor([2.0**-power if finite else math.nan])
         self._product = torch.ops.quantized.linear_dynamic_fp16
 
@@ -296,7 +296,7 @@ class Packed16Linear:
         return None
 
     def _wide(self, x: Tensor) -> Tensor:
-        """Return the product in float32."""
+        """Return the product x W in float32."""
         y: Tensor = self._product(x * self._power, self._packed)
         return y
 
@@ -304,7 +304,7 @@ class Packed16Linear:
 class WidenedLinear(PlainLinear):
     """Linear layer that converts half-precision weights to float32 piece by piece.
 
-    The result is rounded once at the end.
+    The product is rounded to half precision once at the end.
     """
 
     _buffers = threading.local()
@@ -321,7 +321,7 @@ class WidenedLinear(PlainLinear):
         return residual.add_(self._wide(x))
 
     def _wide(self, x: Tensor) -> Tensor:
-        """Return the product in float32."""
+        """Return the product x W in float32."""
         n_in, n_out = self.weight.shape
         step = max(1, min(n_out, WIDENED_WEIGHTS // n_in))
         wide, y = self._buffer(n_in * step), torch.empty(len(x), n_out)
@@ -334,7 +334,7 @@ class WidenedLinear(PlainLinear):
 
     @classmethod
     def _buffer(cls, numel: int) -> Tensor:
-        """Return this thread's buffer for `numel` elements.
+        """Return the current thread's buffer for `numel` elements.
 
         All layers share it, so it stays in the processor's cache.
         """
@@ -348,10 +348,10 @@ class WidenedLinear(PlainLinear):
 def linear(
     weight: Tensor, bias: Tensor | None = None, *, backend: LinearBackend | None = None
 ) -> Linear:
-    """Return a linear layer with weight [in, out] and bias [out].
+    """Return a linear layer with a weight [in, out] and a bias [out].
 
     Args:
-        backend: None uses `choose_backend`.
+        backend: How the layer stores and multiplies the weight. None uses `choose_backend`.
     """
     made: dict[LinearBackend, Callable[[Tensor, Tensor | None], Linear]] = {
         "plain": PlainLinear,
@@ -365,9 +365,9 @@ def linear(
 
 
 def choose_backend(weight: Tensor) -> LinearBackend:
-    """Return the backend for a matrix [in, out].
+    """Return the backend for a weight matrix [in, out].
 
-    The environment variable SPECBENCH_LINEAR selects it, if that backend is possible here.
+    The environment variable SPECBENCH_LINEAR selects the backend, if that backend is possible here.
 
     Raises:
         UsageError: The variable names an unknown backend.
@@ -394,7 +394,13 @@ def choose_backend(weight: Tensor) -> LinearBackend:
 
 
 def _float32_backends(numbers: int) -> tuple[set[LinearBackend], LinearBackend, int]:
-    """Return the possible backends for float32, the default, and its minimum number of weights."""
+    """Return the backends that float32 weights can use on this machine, and the default backend.
+
+    The third value is a number of weights. Smaller matrices use the backend "plain" by default.
+
+    Args:
+        numbers: Number of weights in the matrix.
+    """
     possible: set[LinearBackend] = {"blocked", "packed"} if _can_pack() else {"blocked"}
     if _mkl_is_slow():
         return possible, "packed", MIN_PACKED_WEIGHTS
@@ -408,7 +414,10 @@ def _float32_backends(numbers: int) -> tuple[set[LinearBackend], LinearBackend, 
 
 
 def _bfloat16_backends() -> tuple[set[LinearBackend], LinearBackend, int]:
-    """Return the possible backends for bfloat16, the default, and its minimum number of weights."""
+    """Return the backends that bfloat16 weights can use on this machine, and the default backend.
+
+    The third value is a number of weights. Smaller matrices use the backend "plain" by default.
+    """
     hardware = _multiplies_bfloat16()
     possible: set[LinearBackend] = {"widened"}
     if _can_pack_16():
@@ -425,10 +434,10 @@ def _bfloat16_backends() -> tuple[set[LinearBackend], LinearBackend, int]:
 
 
 def find_numba_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
-    """Return the module `kernels` if forwards on this device use it, else None.
+    """Return the module `kernels` if forwards on this device use it, otherwise None.
 
-    They use it on Linux with an x86 processor, where it was measured to be faster. SPECBENCH_LINEAR
-    can select another backend.
+    Forwards use it on Linux with an x86 processor, where measurements showed that it is faster.
+    SPECBENCH_LINEAR can select another backend.
     """
     wanted, known = os.environ.get(BACKEND_VARIABLE, ""), (torch.float32, torch.bfloat16)
     if device.type != "cpu" or dtype not in known or wanted not in ("", "tiled"):
@@ -441,7 +450,7 @@ def find_numba_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType |
 
 
 def is_numba_missing() -> bool:
-    """Return True if forwards on this machine are slower because Numba is missing."""
+    """Return True if forwards on this machine are slower because Numba is not installed."""
     return _kernels_are_faster() and not _can_compile()
 
 
@@ -479,7 +488,7 @@ def _can_pack() -> bool:
 
 @cache
 def _can_pack_16() -> bool:
-    """Return True if torch computes quantized products with FBGEMM: on x86 with AVX2."""
+    """Return True if torch computes quantized products with FBGEMM, as it does on x86 with AVX2."""
     return torch.backends.quantized.engine in ("x86", "fbgemm")
 
 
@@ -490,7 +499,7 @@ def _has_mkl() -> bool:
 
 @cache
 def _mkl_is_slow() -> bool:
-    """Return True if the processor is an x86, but not from Intel, for which MKL is tuned."""
+    """Return True for x86 processors of other makers than Intel. MKL is tuned for Intel."""
     if not _is_x86():
         return False
     cpuinfo = Path("/proc/cpuinfo")
@@ -514,7 +523,8 @@ ALIGNMENT = 64
 
 
 class WeightArena:
-    """Memory that several tensors share. It is freed with the last of them."""
+    """Memory area that several tensors share. It is freed together with the last of
+    these tensors."""
 
     def __init__(self) -> None:
         self._chunk: mmap.mmap | None = None
@@ -530,7 +540,8 @@ class WeightArena:
         return made.view(tensor.shape).copy_(tensor)
 
     def _place(self, nbytes: int) -> tuple[mmap.mmap, int]:
-        """Reserve `nbytes`. Return the chunk of memory and the offset in it."""
+        """Reserve `nbytes` bytes. Return a memory chunk and the offset of the
+        reserved bytes in it."""
         if self._chunk is None or self._used + nbytes > len(self._chunk):
             size = max(CHUNK, -(-nbytes // PAGE) * PAGE)
             self._chunk = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,4 +1,5 @@
-"""Loading of decoders from checkpoint folders, and of the transformers module of a decoder."""
+"""Loading of decoders from checkpoint folders, and of transformers modules with the
+same weights."""
 
 from __future__ import annotations
 
@@ -52,19 +53,20 @@ def load_decoder(
 ) -> Decoder:
     """Load a decoder from a checkpoint.
 
-    It is a `FusedDecoder` for the families that this class supports. For all others it runs the
-    transformers module.
+    The result is a `FusedDecoder` for the model families that this class supports. For all other
+    families, the result runs the transformers module.
 
     Args:
         folder: Folder with config.json and safetensors, as transformers writes them. A model shape
             has only config.json.
         name: Name of the decoder in traces and messages, "target" or "draft".
         device, dtype: Device and dtype of the computation. Weights are converted.
-        host_module: Always use the transformers module.
+        host_module: True always uses the transformers module.
         backend: Backend of the fused decoder's linear layers. None uses `choose_backend`.
 
     Raises:
-        EnvironmentFault: The folder is no model folder, has no safetensors, or lacks tensors.
+        EnvironmentFault: The folder is not a model folder, has no safetensors file, or lacks
+            tensors.
         UsageError: The model family is not supported.
     """
     device = torch.device(device)
@@ -91,12 +93,13 @@ def load_decoder(
 
 
 def wrap_module(module: Any, *, name: str) -> TransformersModuleDecoder:
-    """Return a decoder of a transformers module. Its class depends on the module's state.
+    """Return a decoder that runs a transformers module. Its class depends on the module's kind of
+    state.
 
     Raises:
         UsageError: The module is not supported.
     """
-    # Lazy imports: they load a large part of transformers, which fused models do not need.
+    # Import here: both imports load a large part of transformers, which fused models do not need.
     if module.config.is_encoder_decoder:
         from specbench_cli.engine.models.chain_decoders import Seq2SeqDecoder
 
@@ -112,12 +115,12 @@ def wrap_module(module: Any, *, name: str) -> TransformersModuleDecoder:
 
 
 def get_module(decoder: Decoder) -> Any:
-    """Return the transformers module of a loaded decoder, in eval mode.
+    """Return the transformers module with the weights of a loaded decoder, in eval mode.
 
-    Peers (methods that run another project's code) and audits use it. The module is created on
-    first use and cached. It has the checkpoint's weights in the decoder's dtype. Weights that the
-    decoder stores in the checkpoint's layout are shared with it. `module_bytes` returns the size of
-    the others.
+    Peers (methods that run another project's code) and audits use it. The function creates the
+    module on first use and caches it. The module has the checkpoint's weights in the decoder's
+    dtype. If the decoder stores a weight in the checkpoint's layout, both share its memory.
+    `module_bytes` returns the size of all other weights.
     """
     if not isinstance(decoder, FusedDecoder):
         return cast("TransformersModuleDecoder", decoder).module
@@ -128,13 +131,13 @@ def get_module(decoder: Decoder) -> Any:
 
 
 class RestrictedOutput(nn.Linear):
-    """Output matrix of a transformers module with rows for only some ids.
+    """Output matrix of a transformers module that has rows for only some token ids.
 
     All other ids get logits of -inf.
 
     Args:
-        weight: Rows [r, hidden].
-        output_ids: Ids [r] of the rows.
+        weight: Matrix rows [r, hidden].
+        output_ids: Token ids [r] of the rows.
         size: Vocabulary size.
     """
 
@@ -146,15 +149,16 @@ class RestrictedOutput(nn.Linear):
         self.register_buffer("output_ids", output_ids, persistent=False)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return the logits [..., V]."""
+        """Return the logits [..., V] over the full vocabulary."""
         return scatter_logits(F.linear(rows, self.weight), self.output_ids, self.size)
 
 
 def restrict_output(module: Any, output_ids: Tensor) -> Any:
-    """Restrict the output of a built-in family's transformers module to the ids `output_ids` [r].
+    """Restrict the output of a transformers module to the token ids `output_ids` [r].
 
-    The module keeps only their rows of the output matrix, untied. `load_decoder` and `load_module`
-    can read the saved module: see `read_output_ids`.
+    The module must belong to a built-in model family. It keeps only the rows of these ids in its
+    output matrix. The matrix is then no longer tied to the embedding. `load_decoder` and
+    `load_module` can read the saved module (see `read_output_ids`).
     """
     whole = module.lm_head.weight.detach()
     rows = whole.index_select(0, output_ids.to(whole.device)).clone()
@@ -171,10 +175,10 @@ def restrict_output(module: Any, output_ids: Tensor) -> Any:
 class FusedCopy(FusedDecoder):
     """A copy of a fused decoder with its own trainable module.
 
-    The decoder computes with the module's weights as of the last `publish`.
+    The decoder computes with the weights that the module had at the last `publish`.
 
     Attributes:
-        module: The transformers module, a copy of the source decoder's.
+        module: The transformers module, a copy of the source decoder's module.
     """
 
     def __init__(self, source: FusedDecoder) -> None:
@@ -191,14 +195,14 @@ class FusedCopy(FusedDecoder):
         self.weight_bytes += sum(weight.nbytes for weight in module.parameters())
 
     def publish(self) -> None:
-        """Make the decoder use the module's current weights."""
+        """Make the decoder use the current weights of the module."""
         config = self.module.config
         read = self._reader(config, self.module.state_dict())
         self.weights = FusedWeights(config, read, self._rotary, self.weights.output_ids)
 
 
 def module_bytes(decoder: Decoder) -> int:
-    """Return the bytes of `get_module(decoder)` that are not shared with the decoder."""
+    """Return the size in bytes of the weights in `get_module(decoder)` that are not shared."""
     if not isinstance(decoder, FusedDecoder):
         return 0
     shared = decoder.weights.shared_tensors()
@@ -210,7 +214,7 @@ def module_bytes(decoder: Decoder) -> int:
 def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
     """Return the SHA-256 of a decoder's weight files, or of another file in their folder.
 
-    Return None if the decoder was not loaded from a folder, or the file does not exist.
+    Return None if the decoder was not loaded from a folder, or if the file does not exist.
     """
     folder = _FOLDERS.get(decoder)
     if folder is None or file is None:
@@ -220,7 +224,7 @@ def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
 
 
 def config_of(decoder: Decoder) -> dict[str, Any]:
-    """Return config.json of the folder that a decoder was loaded from, or an empty dict."""
+    """Return the config.json of the folder from which a decoder was loaded, or an empty dict."""
     folder = _FOLDERS.get(decoder)
     file = None if folder is None else folder / "config.json"
     if file is None or not file.is_file():
@@ -232,7 +236,8 @@ def config_of(decoder: Decoder) -> dict[str, Any]:
 def _load_module(
     folder: Path, device: torch.device, dtype: torch.dtype, shared: Mapping[str, Tensor]
 ) -> Any:
-    """Load the transformers module of a built-in family. `shared` weights are not read again."""
+    """Load the transformers module of a built-in model family. Do not read `shared`
+    weights again."""
     config, weights = read_config(folder), open_weights(folder)
     output_ids = _read_output_ids(folder, config, weights)
     module = _skeleton(config, dtype, output_ids)
@@ -245,8 +250,8 @@ def _load_module(
     module.tie_weights()
     if lacking := [key for key, part in module.state_dict().items() if part.is_meta]:
         raise _missing_fault(folder, lacking[0])
-    # Checkpoints do not contain this buffer, and the module was created on the meta device, without
-    # values.
+    # Checkpoints do not contain this buffer. The module was created on the meta device, where the
+    # buffer has no values.
     module.base_model.rotary_emb = type(module.base_model.rotary_emb)(config).to(device)
     if output_ids is not None:
         module.lm_head.to(device)
@@ -254,7 +259,7 @@ def _load_module(
 
 
 def _read_output_ids(folder: Path, config: Any, weights: Weights) -> Tensor | None:
-    """Return the ids of a restricted output matrix, or None if it has all ids."""
+    """Return the token ids of a restricted output matrix. None if the matrix has all ids."""
     return read_output_ids(weights, text_config(config).vocab_size, folder.name)
 
 
@@ -263,8 +268,10 @@ def _missing_fault(folder: Path, tensor: str) -> EnvironmentFault:
 
 
 def _skeleton(config: Any, dtype: torch.dtype, output_ids: Tensor | None) -> Any:
-    """Return a transformers module on the meta device, with its output restricted to
-    `output_ids`."""
+    """Return a transformers module without weights (on the meta device).
+
+    The rows of its output matrix are those of `output_ids`.
+    """
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -276,7 +283,7 @@ def load_weights(folder: Path, config: Any) -> Weights:
     """Return the tensors of a checkpoint of a built-in model family.
 
     Raises:
-        EnvironmentFault: The tensors are not the ones that the config requires.
+        EnvironmentFault: The tensors are not those that the config requires.
     """
     weights = open_weights(folder)
     _check_tensors(folder, config, _read_output_ids(folder, config, weights), weights)
@@ -284,7 +291,9 @@ def load_weights(folder: Path, config: Any) -> Weights:
 
 
 def _check_tensors(folder: Path, config: Any, output_ids: Tensor | None, weights: Weights) -> None:
-    """Raise EnvironmentFault unless the weights match the config of a built-in model family."""
+    """Raise EnvironmentFault unless the tensors of a checkpoint match the config of a built-in
+    family.
+    """
     demanded = tensor_shapes(config, None if output_ids is None else len(output_ids))
     check_contents(
         folder.name, weights, demanded, tied=output_ids is None and config.tie_word_embeddings
@@ -303,7 +312,7 @@ def _check_tensors(folder: Path, config: Any, output_ids: Tensor | None, weights
 
 
 def _check_attention(folder: Path, config: Any) -> None:
-    """Raise EnvironmentFault for attention settings that are not supported."""
+    """Raise EnvironmentFault if a config has attention settings that specbench does not support."""
     window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     wrong = None
     if not getattr(config, "is_causal", True):
@@ -320,11 +329,12 @@ def _check_attention(folder: Path, config: Any) -> None:
 
 
 def load_module(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
-    """Load the transformers module of a checkpoint, frozen, in eval mode.
+    """Load the transformers module of a checkpoint, frozen and in eval mode.
 
     Raises:
         EnvironmentFault: A tensor is missing.
-        UsageError: The model family is not supported, or not with a restricted output matrix.
+        UsageError: The model family is not supported, or does not support a restricted output
+            matrix.
     """
     config, weights = read_config(folder), open_weights(folder)
     if isinstance(weights, RandomWeights):
@@ -361,7 +371,8 @@ def load_module(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def _auto_class(config: Any) -> Any:
-    """Return the transformers auto class of a family. For a vision model it loads all parts."""
+    """Return the transformers auto class of a model family. For a vision model it
+    loads all parts."""
     import transformers as hub
 
     whole = config.is_encoder_decoder
@@ -387,7 +398,7 @@ def _ready(module: Any, folder: Path) -> Any:
 
     if (folder / "generation_config.json").is_file():
         # specbench does not decode with these settings, except for the EOS ids that `checkpoint`
-        # reads. So invalid settings must not end the run.
+        # reads. So invalid settings must not stop the run.
         with suppress(Exception):
             found = GenerationConfig.from_pretrained(folder, local_files_only=True)
             module.generation_config = found

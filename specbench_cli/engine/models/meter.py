@@ -1,4 +1,4 @@
-"""Meters, which record and time all forwards of the models, and the clocks that they use."""
+"""Meters, which record and time all forwards of the models, and the clocks that meters use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specbench_cli.former_names import current_options, renamed_members
 
 
 class HostClock:
-    """Clock of a CPU, where a forward has ended when its call returns.
+    """Clock of a CPU. On a CPU, a forward has ended when its call returns.
 
     A mark is a point in time, in ns after the start of the timer.
 
@@ -31,7 +31,7 @@ class HostClock:
         self.restart()
 
     def restart(self) -> None:
-        """Start the timer anew."""
+        """Start the timer again from 0."""
         self.zero_ns = self.now_ns()
 
     def now_ns(self) -> int:
@@ -39,10 +39,10 @@ class HostClock:
         return time.perf_counter_ns()
 
     def sleep(self, ns: int) -> None:
-        """Wait for `ns` nanoseconds, and keep the cores busy meanwhile.
+        """Wait for `ns` nanoseconds, and keep the CPU cores busy meanwhile.
 
-        Cores that have slept save power and are slower at first: on one machine, the forwards of a
-        whole short request took a third longer. This must not count as a cost of the method.
+        Idle cores save power and are slower at first. On one machine, the forwards of a whole short
+        request then took a third longer. This must not count as a cost of the method.
         """
         due = self.now_ns() + ns
         matrix = torch.ones(256, 256)
@@ -52,7 +52,7 @@ class HostClock:
             pass
 
     def mark(self) -> int:
-        """Return the ns since the start of the timer."""
+        """Return the current mark: the ns since the start of the timer."""
         return self.now_ns() - self.zero_ns
 
     def resolve(self, forwards: Sequence[Forward]) -> None:
@@ -60,10 +60,10 @@ class HostClock:
 
 
 class CudaClock(HostClock):
-    """Clock that measures device time with CUDA events, not the time to launch kernels.
+    """Clock that measures device time with CUDA events. The time to launch kernels does not count.
 
-    A mark is the index of an event. `resolve` waits for the current stream and converts marks to
-    ns.
+    A mark is the index of an event. `resolve` waits for the current CUDA stream and converts marks
+    to ns.
 
     Attributes:
         zero_ns: Start of the timer, in ns of the monotonic clock.
@@ -74,21 +74,21 @@ class CudaClock(HostClock):
         self.restart()
 
     def restart(self) -> None:
-        """Wait for the stream, and start the timer anew."""
+        """Wait for the CUDA stream, then start the timer again from 0."""
         torch.cuda.current_stream(self._device).synchronize()
         self._events: list[torch.cuda.Event] = []
         self.mark()
         self.zero_ns = self.now_ns()
 
     def mark(self) -> int:
-        """Record an event on the current stream and return its index."""
+        """Record an event on the current CUDA stream. Return the index of the event."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         self._events.append(event)
         return len(self._events) - 1
 
     def resolve(self, forwards: Sequence[Forward]) -> None:
-        """Replace the marks of forwards with ns since the start of the timer."""
+        """Replace the event indices of forwards by times in ns since the start of the timer."""
         torch.cuda.current_stream(self._device).synchronize()
         for forward in forwards:
             forward.t0_ns = self._since_start(forward.t0_ns)
@@ -108,7 +108,7 @@ class Meter:
     """Trace of the forwards and messages while one request, or one batch, is decoded.
 
     Args:
-        clock: None uses the device's clock.
+        clock: Clock for the times. None uses the device's clock.
 
     Attributes:
         forwards: All forwards, in the order in which this worker recorded or received them.
@@ -123,27 +123,28 @@ class Meter:
         self._last_logits: dict[tuple[int, str], Tensor] = {}
 
     def record(self, forward: Forward) -> None:
-        """Record a forward. Its times are marks of this meter's clock."""
+        """Record a forward. Its times must be marks of this meter's clock."""
         self.forwards.append(forward)
         self._unresolved.append(forward)
 
     def record_logits(self, name: str, place: int | None, logits: Tensor) -> None:
-        """Record the latest logits of a draft model, to check at the end of a step that they are
-        finite.
+        """Store the latest logits of a draft model. At the end of a step, the engine checks that
+        they are finite.
 
-        NaN stays in a model's state, so NaN in earlier logits of the step also shows in the latest.
+        NaN stays in a model's state. So NaN in earlier logits of the step also appears in the
+        latest logits.
 
         Args:
-            place: Index of the sequence in its batch. None, for a sequence that is decoded alone,
-                means 0.
+            place: Index of the sequence in its batch. A sequence that is decoded alone has None,
+                which means 0.
         """
         if logits.numel():
             self._last_logits[place or 0, name] = logits
 
     def pop_largest_logits(self, place: int | None = None) -> dict[str, Tensor]:
-        """Return the largest of each draft model's latest logits, [1], and forget the logits.
+        """Return the maximum [1] of each draft model's latest logits, and delete the stored logits.
 
-        A result is not finite if any of the logits is NaN or positive infinity.
+        If any of the logits is NaN or positive infinity, the maximum is not finite.
         """
         mine = [(at, name) for at, name in self._last_logits if at == (place or 0)]
         return {key[1]: self._last_logits.pop(key).amax().reshape(1) for key in mine}
@@ -152,8 +153,9 @@ class Meter:
         """Record forwards of another worker.
 
         Args:
-            forwards: Forwards with times in ns of the monotonic clock. They are changed in place.
-            used: False if their results were discarded.
+            forwards: Forwards with times in ns of the monotonic clock. The function changes them in
+                place.
+            used: False if the results of the forwards were discarded.
         """
         zero = self.clock.zero_ns
         for forward in forwards:
@@ -165,12 +167,13 @@ class Meter:
     def record_message(
         self, sender: int, receiver: int, t0_ns: int, t1_ns: int, nbytes: int
     ) -> None:
-        """Record a message with times in ns of the monotonic clock; see `SentMessage`."""
+        """Record a message between workers. Its times are in ns of the monotonic clock."""
         zero = self.clock.zero_ns
         self.messages.append(SentMessage(sender, receiver, t0_ns - zero, t1_ns - zero, nbytes))
 
     def take(self) -> list[Forward]:
-        """Return the forwards so far, with times in ns of the monotonic clock, and forget them.
+        """Return the forwards so far, with times in ns of the monotonic clock, and delete them
+        here.
 
         Raises:
             ArithmeticError: The logits of a draft model are not finite. This is checked only on a
@@ -188,7 +191,8 @@ class Meter:
         return taken
 
     def resolve(self) -> None:
-        """Convert all times to ns since the start of the timer. Waits for the device."""
+        """Convert all times of the trace to ns since the start of the timer. Waits
+        for the device."""
         self.clock.resolve(self._unresolved)
         self._unresolved.clear()
 
@@ -197,8 +201,9 @@ class Meter:
 class Metered:
     """Wrapper of a decoder that records its forwards. All other attributes are the decoder's.
 
-    A forward on an empty state is recorded as a prefill, except for heads, which start after the
-    target's prefill. Other forwards have the given role, unless the caller passes another one.
+    A forward on an empty state is recorded as a prefill. Heads are an exception, because they start
+    after the target's prefill. Any other forward is recorded with `role`, unless the caller passes
+    another role.
 
     Args:
         role: Role of forwards after the prefill.
@@ -242,7 +247,7 @@ class Metered:
         """Run `Decoder.forward` and record it.
 
         Args:
-            role, early: See `execute`.
+            role, early: Arguments of `execute`.
             options: Further arguments of `Decoder.forward`.
         """
         if "taps" in options:
@@ -255,8 +260,8 @@ class Metered:
         """Run a forward and record it.
 
         Args:
-            role: Purpose of the forward. None means "prefill" on an empty state, else the role of
-                this object.
+            role: Purpose of the forward. None means "prefill" on an empty state, otherwise the role
+                of this object.
             early: Whether to compute logits from the last layer that runs, even if the model has
                 more layers.
         """
@@ -288,14 +293,14 @@ class Metered:
         return out
 
     def exit_logits(self, rows: Tensor) -> Tensor:
-        """Run `Decoder.exit_logits` and record it as an auxiliary forward through no layer.
+        """Run `Decoder.exit_logits`, and record it as an auxiliary forward that runs no layer.
 
         Each row counts as one token.
         """
         return self.record_exits(rows)[0]
 
     def record_exits(self, rows: Tensor) -> tuple[Tensor, Forward]:
-        """Run `exit_logits`. Return the logits, and the forward that was recorded."""
+        """Run `exit_logits`. Return the logits and the recorded forward."""
         t0 = self._mark()
         logits = self.decoder.exit_logits(rows)
         share = self._share((0, 0), frozenset(), True)
@@ -309,7 +314,7 @@ class Metered:
         self._record_auxiliary(t0, rows.shape[1], (layers.start, layers.stop), share)
 
     def _record_auxiliary(self, t0: int, n: int, layers: tuple[int, int], share: float) -> Forward:
-        """Record and return an auxiliary forward over n tokens from t0 until now."""
+        """Record and return an auxiliary forward over n tokens that began at `t0` and ends now."""
         forward = Forward(
             model=self.decoder.name,
             role="aux",
@@ -326,7 +331,7 @@ class Metered:
         return forward
 
     def _early_logits(self, rows: Tensor, at: LogitsAt) -> Tensor | None:
-        """Return the logits of a layer's output [b, n, hidden] as if it were the last layer."""
+        """Return logits from a layer's output [b, n, hidden], as if the layer were the last one."""
         if at is None:
             return None
         if isinstance(at, Tensor):
@@ -336,7 +341,7 @@ class Metered:
         return self.decoder.unembed(self.decoder.norm(rows))
 
     def _share(self, layers: tuple[int, int] | None, skip: Skip, logits: bool) -> float:
-        """See `Decoder.share`. The result is cached."""
+        """Return the share of the weights that a forward reads. The result is cached."""
         if layers is None and not skip and logits:
             return 1.0
         kind = layers, skip, logits
@@ -349,7 +354,7 @@ class Metered:
     ) -> list[ModelOutput]:
         """Run `Decoder.forward_batch` and record it as one forward.
 
-        It is a prefill if all parts belong to prompts, or if all states are empty.
+        It counts as a prefill if all parts belong to prompts, or if all states are empty.
         """
         begun = [self.decoder.first or part.state.length() for part in parts]
         rows = {part.place: part.shape[1] for part in parts}
@@ -387,7 +392,7 @@ class MeteredHead:
     """Wrapper of a stateless head that records its forwards. All other attributes are the head's.
 
     Args:
-        place: See `Metered`.
+        place: Index of the sequence in its batch. None for a sequence that is decoded alone.
     """
 
     portion: float = 1.0

@@ -1,4 +1,4 @@
-"""States of decoders: a preallocated KV cache, and snapshots of recurrent models.
+"""Model states: a preallocated KV cache, and snapshots of recurrent models.
 
 A row of a KV cache is the keys and values of one token at one layer.
 """
@@ -25,7 +25,7 @@ from specbench_cli.former_names import renamed_members
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Shape of one layer's cache for one token: `heads` keys and `heads` values."""
+    """Shape of what one layer caches for one token: `heads` keys and `heads` values."""
 
     heads: int
     key_dim: int
@@ -33,7 +33,7 @@ class LayerShape:
 
     @property
     def dim(self) -> int:
-        """Elements reserved for a key of a head, and the same number for a value."""
+        """Number of elements reserved for one key of a head. A value has the same number."""
         return max(self.key_dim, self.value_dim)
 
 
@@ -44,8 +44,8 @@ class PagedZeros:
     take memory (Prabhu et al., vAttention, 2024, arXiv:2405.04437).
 
     Attributes:
-        zeros: The tensor, on the CPU. `free` releases the pages of one index of its first two
-            dimensions, which are zeros again afterwards.
+        zeros: The tensor, on the CPU. `free` releases the memory pages of one index pair of its
+            first two dimensions. Their elements are zero again afterwards.
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype) -> None:
@@ -58,12 +58,16 @@ class PagedZeros:
 
     @staticmethod
     def rows(capacity: int, row_bytes: int) -> int:
-        """Return the smallest number of rows, at least `capacity`, that fills whole pages."""
+        """Return the smallest number of rows that is at least `capacity` and fills whole memory
+        pages.
+        """
         whole = mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, row_bytes)
         return -(-capacity // whole) * whole
 
     def free(self, first: int, second: int) -> None:
-        """Release the memory of `zeros[first, second]`."""
+        """Release the memory pages of `zeros[first, second]`. The elements are zero again
+        afterwards.
+        """
         at = (first * self._parts + second) * self._part
         self._memory.madvise(mmap.MADV_DONTNEED, at, self._part)
 
@@ -72,9 +76,9 @@ class PagedZeros:
 class KVState(State):
     """KV cache of `n_seqs` sequences, with a buffer of `capacity` rows for each layer.
 
-    The rows of a head are contiguous in memory, as attention reads them. Keys and values are in one
-    buffer, so a forward appends both in one copy. Each layer has its own number of rows: forwards
-    may run only some layers.
+    The rows of a head are contiguous in memory, because attention reads them in this order. Keys
+    and values are in one buffer, so a forward appends both in one copy. Each layer has its own
+    number of rows, because a forward may run only some layers.
 
     On a CPU under Linux, the buffers of several sequences are `PagedZeros`. A short sequence then
     takes only the memory of its own rows, and `free` releases the memory of a sequence.
@@ -82,11 +86,11 @@ class KVState(State):
     Attributes:
         shapes: Cache shape of each layer.
         buffers: Buffers [layers, n_seqs, 2 heads, capacity, dim]. Consecutive layers of the same
-            shape share a buffer. It has the keys of all heads, then the values. Paged buffers have
-            a few more rows, to fill the last page.
+            shape share a buffer. A buffer has the keys of all heads, then the values. Paged buffers
+            have a few more rows, to fill the last page.
         lengths: Number of rows written, by sequence and layer. Read only.
         offsets: Number of rows that `select` dropped, by sequence. The position in the text of a
-            row that is written later is its row number plus the offset. Read only.
+            row that is written later is its row number plus this offset. Read only.
         plans: Forward plans that the decoder caches for this state.
         pool: The state of several sequences that this state is a view of (`sequence_state`), or
             None.
@@ -117,8 +121,8 @@ class KVState(State):
         if self.pool is not None:
             self.buffers = [rows[:, self.place, None] for rows in self.pool.buffers]
         else:
-            # Zeros, because attention also reads rows that are not written yet. It multiplies them
-            # by 0, and 0 times NaN would be NaN.
+            # Fill with zeros. Attention also reads rows that are not written yet and multiplies
+            # them by 0. If such a row contained NaN, the product would be NaN.
             paged = n_seqs > 1 and device.type == "cpu" and sys.platform == "linux"
             for shape, same in groupby(self.shapes):
                 rows = PagedZeros.rows(capacity, shape.dim * dtype.itemsize) if paged else capacity
@@ -138,7 +142,7 @@ class KVState(State):
         self.plans: dict[tuple[int, ...], Any] = {}
 
     def sequence_state(self, seq: int) -> KVState:
-        """Return an empty state of one sequence that uses the memory of sequence `seq`."""
+        """Return an empty state of one sequence, as a view of the memory of sequence `seq`."""
         like = self.buffers[0]
         return type(self)(
             self.shapes, 1, self.capacity, dtype=like.dtype, device=like.device, within=(self, seq)
@@ -146,7 +150,8 @@ class KVState(State):
 
     @property
     def nbytes(self) -> int:
-        """Reserved bytes. Pages without a row take no memory."""
+        """Size of the reserved memory in bytes. Memory pages without a row take no
+        physical memory."""
         numbers = sum(2 * shape.heads * shape.dim for shape in self.shapes)
         return numbers * self.n_seqs * self.capacity * self.buffers[0].itemsize
 
@@ -171,14 +176,14 @@ class KVState(State):
         return rows
 
     def require(self, start: int, n: int) -> None:
-        """Raise ValueError if there is no space for n rows after `start` rows."""
+        """Raise ValueError if the state has no space for n more rows after `start` rows."""
         if start + n > self.capacity:
             raise ValueError(
                 f"{n} more rows after {start} do not fit into a state of {self.capacity} rows"
             )
 
     def extend(self, seq: int, layers: Iterable[int], n: int) -> None:
-        """Count n more rows, which a forward wrote after the last row of each layer."""
+        """Increase the row count of some layers by n, after a forward has written n rows."""
         lengths = self.lengths[seq]
         if (
             layers == self._all_layers
@@ -189,9 +194,10 @@ class KVState(State):
             lengths[layer] += n
 
     def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
-        """See `State`. These layers then have fewer rows than the others.
+        """Advance some layers by n positions without writing rows.
 
-        Later forwards through these layers need explicit positions.
+        These layers then have fewer rows than the other layers. Later forwards through these layers
+        need explicit positions.
         """
         for layer in layers:
             gaps = self._gaps[seq].setdefault(layer, [])
@@ -199,7 +205,7 @@ class KVState(State):
             gaps.extend(range(first, first + n))
 
     def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
-        """Keep the rows at `path`, of those written since the last commit.
+        """Keep the rows at `path`, and drop all other rows written since the last commit.
 
         A layer that a forward skipped has fewer rows. It keeps those rows of the path that it has.
 
@@ -238,7 +244,7 @@ class KVState(State):
             committed[layer] = base + bisect_left(firm, have)
 
     def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
-        """Drop all rows from position n on."""
+        """Drop all rows of a sequence from position n on."""
         lengths, committed = self.lengths[seq], self._committed[seq]
         if self.offsets[seq]:
             n = bisect_left(self.positions(seq), n)
@@ -255,11 +261,12 @@ class KVState(State):
                 committed[layer] = min(committed[layer], most)
 
     def select(self, rows: Sequence[int], seq: int = 0) -> None:
-        """Keep and commit the rows with these numbers, and drop all others.
+        """Keep and commit the rows with the given numbers, and drop all other rows.
 
-        The positions of kept and of later rows do not change. Methods use it to evict rows from the
-        cache, for example to keep attention sinks and recent rows (Xiao et al., StreamingLLM, ICLR
-        2024, arXiv:2309.17453). The model's own sliding window then counts rows, not positions.
+        The positions of kept rows and of later rows do not change. Methods use this to evict rows
+        from the cache, for example to keep only attention sinks and recent rows (Xiao et al.,
+        StreamingLLM, ICLR 2024, arXiv:2309.17453). The model's own sliding window then counts rows,
+        not positions.
 
         Args:
             rows: Increasing row numbers.
@@ -281,13 +288,13 @@ class KVState(State):
         self._selected[seq] = [held[row] for row in kept]
 
     def positions(self, seq: int = 0) -> list[int]:
-        """Return the position in the text of each row."""
+        """Return the position in the text of each cached row."""
         chosen, offset = self._selected[seq], self.offsets[seq]
         have = self.lengths[seq][0]
         return [*chosen[:have], *range(len(chosen) + offset, have + offset)]
 
     def clear(self) -> None:
-        """Drop all rows and keep the memory."""
+        """Drop all rows of all sequences, and keep the memory."""
         for seq in range(self.n_seqs):
             self.offsets[seq], self._selected[seq] = 0, []
             self.rollback(seq, 0)
@@ -301,7 +308,7 @@ class KVState(State):
                     pages.free(layer, self.place)
 
     def _gather(self, seq: int, path: Sequence[int]) -> None:
-        """Move the rows at `path` to the front of the rows written since the last commit."""
+        """Move the rows at `path` to the front of all rows written since the last commit."""
         still = next(at for at, row in enumerate(path) if at != row)  # first row to move
         spans = list(zip(self.shapes, self._committed[seq], self.lengths[seq], strict=True))
         for (_, base, length), same in groupby(range(len(spans)), key=spans.__getitem__):
@@ -326,7 +333,8 @@ class KVState(State):
 
 
 class Snapshot(NamedTuple):
-    """Recurrent cache at the end of a forward, after `length` tokens in total."""
+    """Recurrent cache at the end of a forward, when `length` tokens have been
+    processed in total."""
 
     length: int
     cache: Any
@@ -338,9 +346,9 @@ EMPTY = Snapshot(0, None)
 class RecurrentState(State):
     """State of a recurrent model: a snapshot of its cache at the end of each forward.
 
-    Single tokens cannot be removed from a recurrent cache. `rollback`, and a `commit` that drops
-    tokens, return to the last snapshot before the first dropped token. `length` is then the number
-    of tokens of that snapshot, and the caller processes the tokens after it again.
+    Single tokens cannot be removed from a recurrent cache. If `rollback` or `commit` drops tokens,
+    the state returns to the last snapshot before the first dropped token. `length` is then the
+    number of tokens of that snapshot. The caller processes the tokens after it again.
     """
 
     by_row = False
@@ -352,39 +360,41 @@ class RecurrentState(State):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all snapshots. Their number depends on the decoded text."""
+        """Size of all snapshots in bytes. Their number depends on the decoded text."""
         stops = [stop for line in self._snapshots for stop in line]
         return sum(tensor.nbytes for stop in stops for tensor in _tensors(stop.cache))
 
     def length(self, seq: int = 0, layer: int = 0) -> int:
-        """Return the number of tokens processed for a sequence, equal at all layers."""
+        """Return the number of tokens processed for a sequence. It is equal at all layers."""
         return self._snapshots[seq][-1].length
 
     def position(self, seq: int = 0) -> int:
-        """See `State`."""
+        """Return the position of the next token: the number of tokens processed so far."""
         return self.length(seq)
 
     def leave_out(self, seq: int, layers: Iterable[int], n: int) -> None:
-        """Raise MethodFault: a recurrent state has no rows."""
+        """Raise MethodFault. A recurrent state has no rows, so layers cannot be skipped."""
         raise MethodFault("a recurrent state has no rows, so no layer can skip some")
 
     def latest_cache(self, seq: int) -> Any:
-        """Return the newest cache, read only, or None for an empty sequence."""
+        """Return the newest cache of a sequence, or None if the sequence is empty. Do not change
+        it.
+        """
         return self._snapshots[seq][-1].cache
 
     def write(self, seq: int, n: int, cache: Any) -> None:
-        """Store the cache after n more tokens."""
+        """Store a snapshot of the cache after n more tokens."""
         length = self.length(seq) + n
         if length > self.capacity:
             raise ValueError(f"{length} tokens do not fit into a state of {self.capacity} rows")
         self._snapshots[seq].append(Snapshot(length, cache))
 
     def commit(self, seq: int, path: Sequence[int], loose: int = 0) -> None:
-        """See `State`.
+        """Keep the tokens at `path` and drop all other tokens since the last commit.
 
         Raises:
             ValueError: The path names tokens that were not written.
-            MethodFault: The path has gaps, as a tree branch does.
+            MethodFault: The path has gaps, as the path of a tree branch has.
         """
         base, kept = self._committed[seq], len(path)
         if kept and path[-1] >= self.length(seq) - base:
@@ -399,26 +409,26 @@ class RecurrentState(State):
         self._committed[seq] = min(firm, self.length(seq))
 
     def rollback(self, seq: int, n: int, layers: range | None = None) -> None:
-        """Return to the last snapshot with at most n tokens, and drop all others."""
+        """Return to the last snapshot with at most n tokens, and delete all later snapshots."""
         self._restore(seq, n, n)
         self._committed[seq] = min(self._committed[seq], self.length(seq))
 
     def select(self, rows: Sequence[int], seq: int = 0) -> None:
-        """Raise ChainsOnly: a recurrent state has no rows to select. See `KVState.select`."""
+        """Raise ChainsOnly. A recurrent state has no rows that `KVState.select` could keep."""
         raise ChainsOnly(
             "a recurrent state has no rows, so no selection of them can be kept",
             "choose a method that does not evict rows from the draft's cache",
         )
 
     def clear(self) -> None:
-        """See `State`."""
+        """Delete all snapshots."""
         for seq in range(len(self._snapshots)):
             self._snapshots[seq], self._committed[seq] = [EMPTY], 0
 
     def _restore(self, seq: int, n: int, firm: int) -> None:
-        """Drop snapshots with more than n tokens.
+        """Delete snapshots with more than n tokens.
 
-        Of those with at most `firm` tokens, keep only the last one.
+        Of the snapshots with at most `firm` tokens, keep only the last one.
         """
         stops = [stop for stop in self._snapshots[seq] if stop.length <= n] or [EMPTY]
         first = max((at for at, stop in enumerate(stops) if stop.length <= firm), default=0)
@@ -430,7 +440,7 @@ def _all_equal(lengths: Sequence[int]) -> bool:
 
 
 def _tensors(held: Any) -> Iterator[Tensor]:
-    """Yield all tensors of a cache."""
+    """Yield all tensors of a recurrent cache."""
     for layer in () if held is None else held.layers:
         for value in vars(layer).values():
             each = value.values() if isinstance(value, dict) else (value,)

@@ -1,11 +1,11 @@
 """Decoders that run the transformers module, for families that `FusedDecoder` does not support.
 
 A `TransformersState` replaces the module's cache. Every forward gets explicit positions and a 4-D
-mask, so drafts, trees and sequences of different lengths work as in `FusedDecoder`.
-`chain_decoders` has decoders for modules that do not accept explicit masks or positions.
+mask. So drafts, trees and sequences of different lengths work as in `FusedDecoder`. For modules
+that do not accept explicit masks or positions, `chain_decoders` has decoders.
 
-A decoder tests its module when it is created (the *trial*): it decodes nine tokens and compares the
-logits with those of the module's own forward.
+A decoder tests its module when it is created. In this trial it decodes nine tokens, and compares
+the logits with those of the module's own forward.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ TRIAL_ERRORS = (AttributeError, TypeError, ValueError, KeyError, IndexError, Run
 def cache_argument(accepted: Iterable[str]) -> str:
     """Return the name of a module's cache argument.
 
-    Since transformers 5.24 it is `cache`. Before, it was `cache_params` in some modules and
+    Since transformers 5.24 the name is `cache`. Before, it was `cache_params` in some modules and
     `past_key_values` in most.
 
     Args:
@@ -77,8 +77,7 @@ class TransformersModuleDecoder(Decoder):
         module: A language model in eval mode, on its device, in its dtype.
 
     Raises:
-        UsageError: The trial fails: the decoder's logits differ from those of the module's own
-            forward.
+        UsageError: The decoder's logits differ from those of the module's own forward.
     """
 
     def __init__(self, module: Any, *, name: str) -> None:
@@ -112,7 +111,7 @@ class TransformersModuleDecoder(Decoder):
 
     @property
     def rounding(self) -> float:
-        """Maximum `relative_difference` of logits that counts as rounding."""
+        """Maximum relative difference of logits that counts as rounding (`relative_difference`)."""
         return 1e-4 if self.dtype == torch.float32 else 5e-2
 
     def unsupported(self, why: str) -> UsageError:
@@ -121,27 +120,29 @@ class TransformersModuleDecoder(Decoder):
 
     @abstractmethod
     def _trial(self, ids: Tensor) -> float:
-        """Return the `relative_difference` of this decoder's logits from the module's own.
+        """Return the relative difference between this decoder's logits and the module's own logits.
 
         Args:
-            ids: [1, n].
+            ids: Token ids [1, n] of the test.
         """
 
     @torch.inference_mode()
     def embed(self, ids: Tensor) -> Tensor:
-        """See `Decoder`."""
+        """Return the embeddings [..., hidden] of token ids [...]."""
         rows: Tensor = self.module.get_input_embeddings()(ids)
         return rows
 
     @torch.inference_mode()
     def norm(self, rows: Tensor) -> Tensor:
-        """See `Decoder`."""
+        """Apply the final norm to the output [..., hidden] of a layer."""
         normed: Tensor = _final_norm(self._base)(rows)
         return normed
 
     @torch.inference_mode()
     def unembed(self, rows: Tensor) -> Tensor:
-        """See `Decoder`. Applies logit scaling (Granite, Cohere) and logit softcapping too."""
+        """Return the logits [..., V] of normed rows, with logit scaling (Granite, Cohere) and
+        softcapping.
+        """
         logits: Tensor = self.module.get_output_embeddings()(rows)
         if self.family.startswith("granite"):
             logits = logits / self._config.logits_scaling
@@ -153,8 +154,10 @@ class TransformersModuleDecoder(Decoder):
     def _run(
         self, inputs: dict[str, Any], at: LogitsAt, wanted: set[int], n: int
     ) -> tuple[dict[int, Tensor], Tensor | None]:
-        """Run the module. Return the output of the layers `wanted`, and the logits of the rows
-        `at`."""
+        """Run the module.
+
+        Return the output of the layers in `wanted`, and the logits of the rows that `at` selects.
+        """
         left: dict[int, Tensor] = {}
 
         def keep(layer: int) -> Any:
@@ -181,16 +184,17 @@ class TransformersModuleDecoder(Decoder):
 
 
 class ChainDecoder(TransformersModuleDecoder):
-    """A decoder whose module runs one sequence at a time, in full forwards over chains."""
+    """A decoder whose module runs one sequence at a time, through all layers, and
+    only over chains."""
 
     trees = False
 
     @torch.inference_mode()
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See `Decoder.execute`.
+        """Run a forward.
 
         Raises:
-            ChainsOnly: The input has explicit positions or a mask, or only a part of the layers.
+            ChainsOnly: The input has explicit positions or a mask, or only some of the layers run.
         """
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         positions, mask, seqs = model_input.positions, model_input.mask, model_input.seqs
@@ -228,11 +232,11 @@ class ChainDecoder(TransformersModuleDecoder):
     def _forward_sequence(
         self, ids: Tensor, state: Any, seq: int, at: LogitsAt, wanted: set[int]
     ) -> tuple[dict[int, Tensor], Tensor | None]:
-        """Run a forward over ids [1, n] of one sequence. Return what `_run` returns."""
+        """Run a forward over ids [1, n] of one sequence. The result has the form of `_run`."""
 
 
 class TransformersState(KVState):
-    """A KV cache with the extra inputs of each sequence, such as images.
+    """A KV cache that also stores the extra inputs of each sequence, such as images.
 
     Attributes:
         sources: Attached extra input, by sequence.
@@ -245,19 +249,19 @@ class TransformersState(KVState):
         self.encoded: dict[int, Any] = {}
 
     def clear(self) -> None:
-        """See `State`."""
+        """Drop all rows and extra inputs, and keep the memory."""
         super().clear()
         self.sources.clear()
         self.encoded.clear()
 
 
 class TransformersDecoder(TransformersModuleDecoder):
-    """A decoder of a module with a KV cache that accepts a mask and positions.
+    """A decoder of a module with a KV cache that accepts an attention mask and positions.
 
-    These are causal language models, and image-text models on top of one.
+    Such modules are causal language models, and image-text models that contain one.
 
     Raises:
-        UsageError: The module stores another state, or ignores the given mask or positions.
+        UsageError: The module stores another kind of state, or ignores the given mask or positions.
     """
 
     def __init__(self, module: Any, *, name: str) -> None:
@@ -267,16 +271,16 @@ class TransformersDecoder(TransformersModuleDecoder):
         super().__init__(module, name=name)
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> TransformersState:
-        """Return an empty state with capacity for `capacity` rows in each of `n_seqs` sequences."""
+        """Return an empty state for `n_seqs` sequences, with space for `capacity` rows in each."""
         return TransformersState(
             self._shapes, n_seqs, capacity, dtype=self.dtype, device=self.device
         )
 
     def attach(self, state: State, source: ExtraInput, seq: int = 0) -> bool:
-        """See `Decoder`. An image-text model reads the images with the prompt.
+        """Attach extra input to a sequence. An image-text model reads the images with the prompt.
 
         Raises:
-            UsageError: Images of this model family are not supported.
+            UsageError: specbench does not support images of this model family.
         """
         assert isinstance(state, TransformersState)
         if not source.images or not hasattr(self.module, "get_image_features"):
@@ -290,11 +294,11 @@ class TransformersDecoder(TransformersModuleDecoder):
 
     @torch.inference_mode()
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See `Decoder.execute`. Skipped layers and those outside `layers` return their input.
+        """Run a forward. Skipped layers and layers outside `layers` return their input.
 
         Raises:
-            ValueError: As `Decoder.forward`; also if single sublayers are skipped, or if the
-                layers to run have different numbers of rows.
+            ValueError: The rows exceed the capacity of the state, the caller skips single
+                sublayers, or the layers to run have different numbers of rows.
         """
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         positions, mask, seqs = model_input.positions, model_input.mask, model_input.seqs
@@ -333,7 +337,8 @@ class TransformersDecoder(TransformersModuleDecoder):
             first = [start + state.offsets[seq] for seq, start in zip(lines, starts, strict=True)]
             positions = host.ids(first, self.device)[:, None] + steps
         if self._rotary is not None:
-            # A draft beyond the context length must not change the frequencies of other rows.
+            # Clamp the positions: a draft beyond the context length must not change the rotary
+            # frequencies of other rows.
             positions = positions.clamp(max=self.max_positions - 1)
         inputs: dict[str, Any] = {
             "input_ids" if isinstance(x, Tokens) else "inputs_embeds": rows,
@@ -360,10 +365,10 @@ class TransformersDecoder(TransformersModuleDecoder):
     def _replace_layers(
         self, low: int, high: int, rows: Tensor, over: frozenset[int]
     ) -> Iterator[None]:
-        """Make layers outside [low, high) and skipped layers return their input.
+        """Make skipped layers, and layers outside low to high - 1, return their input unchanged.
 
         If `low` is not 0, layer `low` gets `rows` as its input. No layer is removed from the
-        module, because its loop looks up layer types and masks by layer index.
+        module, because the module looks up layer types and masks by layer index.
         """
         outside = [
             layer for at, layer in enumerate(self._layers) if not low <= at < high or at in over
@@ -383,7 +388,7 @@ class TransformersDecoder(TransformersModuleDecoder):
                 del layer.forward
 
     def _skipped_layers(self, skip: Skip) -> frozenset[int]:
-        """Return the layers that a forward skips. Raise ValueError for single sublayers."""
+        """Return the layers that a forward skips. Raise ValueError if it skips single sublayers."""
         sublayers = expand_skip(skip)
         over = frozenset(at for at, _ in sublayers)
         if len(sublayers) < len(SUBLAYERS) * len(over):
@@ -396,8 +401,10 @@ class TransformersDecoder(TransformersModuleDecoder):
     def share(
         self, layers: tuple[int, int] | None = None, skip: Skip = frozenset(), logits: bool = True
     ) -> float:
-        """See `Decoder.share`. It is computed from weight bytes. All experts of an MoE layer
-        count."""
+        """Return the share of the weight bytes that a forward reads.
+
+        All experts of an MoE layer count.
+        """
         if layers is None and not skip and logits:
             return 1.0
         held = [_nbytes(layer) for layer in self._layers]
@@ -407,7 +414,9 @@ class TransformersDecoder(TransformersModuleDecoder):
         return (read + logits * end) / (sum(held) + end)
 
     def _masks(self, starts: Sequence[int], n: int, positions: Tensor, mask: Tensor | None) -> Any:
-        """Return a mask [b, 1, n, seen] for each layer type. One tensor if layers have no types."""
+        """Return a mask [b, 1, n, seen] for each layer type. If layers have no types, return one
+        mask.
+        """
         longest = max(starts) + n
         masks = {}
         for kind, window in self._kinds.items():
@@ -425,9 +434,9 @@ class TransformersDecoder(TransformersModuleDecoder):
         return masks.get("", masks)
 
     def _trial(self, ids: Tensor) -> float:
-        """Run the trial of the base class, and find the shapes that the layers cache.
+        """Test the decoder as the base class does, and find the shapes that the layers cache.
 
-        The sliding window is reduced meanwhile, because the trial has only a few tokens.
+        Meanwhile the sliding window is reduced, because the test has only a few tokens.
         """
         window = getattr(self._config, "sliding_window", None)
         if window is None:
@@ -452,8 +461,9 @@ class TransformersDecoder(TransformersModuleDecoder):
 
     @cached_property
     def _image_fault(self) -> str | None:
-        """Reason why images are not supported, or None. A trial with a random image determines
-        it."""
+        """Reason why images are not supported, or None if they are. A test with a random image
+        finds it.
+        """
         config = self.module.config
         try:
             size = config.vision_config.image_size
@@ -483,9 +493,11 @@ def _nbytes(module: nn.Module) -> int:
 
 
 def relative_difference(outs: Sequence[ModelOutput], expected: Tensor) -> float:
-    """Return the largest relative difference between the logits of several parts and expected ones.
+    """Return the largest relative difference between logits in several parts and the expected
+    logits.
 
-    Each difference is relative to its expected logit plus the largest finite expected logit.
+    Each difference is divided by the sum of its expected logit and the largest finite expected
+    logit.
     """
     got = torch.cat([out.logits for out in outs if out.logits is not None], 1)
     differing = got != expected  # ids with -inf in both do not differ
@@ -498,7 +510,7 @@ def _reads_source(state: TransformersState, seq: int) -> bool:
 
 
 def _join_images(sources: Iterable[ExtraInput]) -> dict[str, Tensor]:
-    """Return the images of several requests as keyword arguments of the module."""
+    """Return the images of several requests, joined as keyword arguments of the module."""
     found: dict[str, list[Tensor]] = {}
     for source in sources:
         for name, tensor in source.images.items():
@@ -507,7 +519,7 @@ def _join_images(sources: Iterable[ExtraInput]) -> dict[str, Tensor]:
 
 
 def layer_shapes(cache: Any) -> list[LayerShape]:
-    """Return the shape of each layer's keys and values of a token in a transformers cache."""
+    """Return, for each layer of a transformers cache, the shape of one token's keys and values."""
     return [
         LayerShape(layer.keys.shape[1], layer.keys.shape[-1], layer.values.shape[-1])
         for layer in cache.layers
@@ -515,9 +527,9 @@ def layer_shapes(cache: Any) -> list[LayerShape]:
 
 
 class StateCacheLayer(CacheLayerMixin):
-    """A transformers cache layer that reads and writes one layer of a `KVState`.
+    """A layer of a transformers cache that stores its rows in one layer of a `KVState`.
 
-    It is created for the sequences of one forward.
+    Each object serves the sequences of one forward.
     """
 
     is_sliding = False
@@ -531,12 +543,15 @@ class StateCacheLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: the state is preallocated."""
+        """Do nothing, because the state is already allocated."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append rows [b, heads, n, d] to each sequence. Return all rows [b, heads, seen, d]."""
+        """Append keys and values of new rows, [b, heads, n, d], to each sequence.
+
+        Return the keys and values of all rows, [b, heads, seen, d].
+        """
         n = key_states.shape[2]
         for i, (seq, start) in enumerate(zip(self._lines, self._starts, strict=True)):
             self._keys[seq, :, start : start + n] = key_states[i]
@@ -549,15 +564,17 @@ class StateCacheLayer(CacheLayerMixin):
         return self._keys[lines, :, :longest], self._values[lines, :, :longest]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of mask columns, and the index of the first column."""
+        """Return the number of columns of the attention mask, and the row index of its first
+        column.
+        """
         return max(self._starts) + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Return the number of rows before this forward, of the longest sequence."""
+        """Return the number of rows before this forward, in the longest sequence."""
         return max(self._starts)
 
     def get_max_length(self) -> int:
-        """Return the capacity in rows."""
+        """Return the capacity of the state in rows."""
         return self._keys.shape[2]
 
 
@@ -569,7 +586,7 @@ def _layer_list(base: nn.Module, n: int) -> nn.ModuleList:
 
 
 def _final_norm(base: nn.Module) -> nn.Module:
-    """Return the final norm, which is applied to the output of the last layer."""
+    """Return the norm module that is applied to the output of the last layer."""
     for name in ("norm", "ln_f", "norm_f", "final_layernorm", "final_layer_norm"):
         if isinstance(found := getattr(base, name, None), nn.Module):
             return found
@@ -579,7 +596,7 @@ def _final_norm(base: nn.Module) -> nn.Module:
 
 
 def _mask_kinds(config: Any) -> dict[str, int | None]:
-    """Return the sliding window of each layer type. The module needs one mask per type."""
+    """Return the sliding window of each layer type. The module needs one mask for each type."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:

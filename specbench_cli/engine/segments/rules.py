@@ -1,9 +1,9 @@
 """Accept rules for segments, and the parameters of methods that draft segments.
 
-A rule accepts or rejects a drafted segment as a whole. Of a rejected segment, only the tokens that
-the lossless rule accepts are kept.
+A segment is a chunk of text, such as a reasoning step. A rule accepts or rejects a drafted segment
+as a whole. If the segment is rejected, only the tokens that the lossless rule accepts are kept.
 
-Planning code imports this module, so it does not import torch at the top.
+Code that only plans a run imports this module, so it does not import torch at the top.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 class SegmentRule(AcceptRule, ABC):
     """Base class of accept rules for segments.
 
-    The method grades a segment, for example by asking the target. The rule decides by the grade.
+    The method grades a segment, for example by a question to the target. The rule accepts or
+    rejects the segment according to the grade.
 
     Attributes:
-        accepted: True if the last judged segment was accepted.
+        accepted: True if the rule accepted the last segment.
     """
 
     accepted: bool = field(default=False, repr=False)
@@ -46,16 +47,16 @@ class SegmentRule(AcceptRule, ABC):
         """Return a random grade. Return None if the method must grade the segment itself.
 
         Args:
-            like: Tensor with the dtype and device to use.
+            like: Tensor whose dtype and device the function uses.
         """
         return None
 
     def judge(self, grade: float) -> Self:
-        """Return a copy of the rule with its decision on a segment of this grade."""
+        """Return a copy of the rule that has decided about a segment with this grade."""
         return replace(self, accepted=self.accepts(grade))
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
-        """Return True for each token if the segment was accepted, else False."""
+        """Return a tensor with True for each token if the segment was accepted, otherwise False."""
         import torch
 
         return torch.full_like(tokens, self.accepted, dtype=torch.bool)
@@ -73,18 +74,20 @@ class RandomSegment(SegmentRule):
     name: ClassVar[str] = "random"
 
     def random_grade(self, random: Random, like: Tensor) -> float:
-        """Return 1 with probability `rate`, else 0."""
+        """Return 1 with probability `rate`, otherwise 0."""
         from specbench_cli.engine import host
 
         return float(host.number(random.bernoulli(like.new_full((1,), self.rate)).sum()))
 
     def accepts(self, grade: float) -> bool:
-        """Return True for grade 1."""
+        """Return True if the random grade is 1."""
         return grade > 0
 
     @property
     def is_exact(self) -> bool:
-        """True at rate 0."""
+        """True if the rule never accepts a segment, because `rate` is 0. The method is then
+        lossless.
+        """
         return self.rate <= 0
 
 
@@ -96,7 +99,7 @@ r"""Type of a delimiter parameter. The characters `\n` on the command line becom
 class SegmentParams(MethodParams):
     """Parameters of a method that drafts segments. List this class first among the base classes.
 
-    With `rate` or `like`, the method accepts segments at random and serves as a control.
+    If `rate` or `like` is set, the method accepts segments at random and serves as a control.
     """
 
     delimiter: DelimiterText = Field(
@@ -117,14 +120,16 @@ class SegmentParams(MethodParams):
 
     @property
     def random_rule(self) -> RandomSegment | None:
-        """Random rule that replaces the method's rule. None if neither `rate` nor `like` is set."""
+        """Random rule that replaces the method's own rule. None if neither `rate` nor `like` is
+        set.
+        """
         if self.rate is None and self.like is None:
             return None
         return RandomSegment(rate=self.rate or 0.0)
 
     def choose_rule(self, own: SegmentRule) -> SegmentRule:
-        """Return the random rule if there is one, else the method's own rule.
+        """Return the random rule if the parameters select it, otherwise the method's own rule.
 
-        An exact rule is never replaced.
+        A lossless rule is never replaced.
         """
         return own if own.is_exact else self.random_rule or own

@@ -1,4 +1,7 @@
-"""Text that a draft model and the target write segment by segment; see `Segments`."""
+"""Text that a draft model and the target write segment by segment.
+
+A segment is a chunk of text, such as a reasoning step.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,15 @@ from specbench_cli.former_names import renamed_members
 
 
 class Delimiter:
-    r"""Text that ends a segment. It is searched in the bytes of the tokens, not in their ids.
+    r"""Text that ends a segment. It is searched in the bytes of the tokens, not in the token ids.
 
-    A delimiter may be one token, several, or part of one: "\n\n" is one token in some tokenizers,
-    two in others, and part of ".\n\n" in most. The segment ends with the token that completes the
-    delimiter, even if more text follows in that token.
+    A delimiter may be one token, several tokens, or part of a token. For example, "\n\n" is one
+    token in some tokenizers, two tokens in others, and part of ".\n\n" in most. The segment ends
+    with the token that completes the delimiter, even if that token contains more text.
 
     Args:
-        text: The delimiter. Empty means that no text ends a segment.
-        words: Vocabulary, which maps ids to bytes.
+        text: The delimiter. If it is empty, no text ends a segment.
+        words: Vocabulary, which maps token ids to bytes.
     """
 
     def __init__(self, text: str, words: Vocabulary) -> None:
@@ -46,7 +49,7 @@ class Delimiter:
         return self._data in tail[max(0, len(tail) - len(last) - len(self._data) + 1) :]
 
     def split(self, ids: Sequence[int]) -> list[list[int]]:
-        """Split a text into segments. The last one may have no delimiter."""
+        """Split a text into segments. The last segment may lack a delimiter."""
         segments: list[list[int]] = [[]]
         for token in ids:
             if self.ends(segments[-1]):
@@ -55,7 +58,7 @@ class Delimiter:
         return [segment for segment in segments if segment]
 
     def _piece(self, token: int) -> bytes:
-        """Return the bytes of a token. Padding tokens of the vocabulary have none."""
+        """Return the bytes of a token. Padding tokens of the vocabulary have no bytes."""
         return self._pieces[token] if token < len(self._pieces) else b""
 
 
@@ -74,19 +77,20 @@ class Delimiter:
     settle="verify_and_commit",
 )
 class Segments:
-    """The segments of a session's text, which the draft model or the target writes.
+    """The segments of a session's text. The draft model or the target writes each segment.
 
-    The last segment is open: it can be continued. Create the object before the session's prefill;
-    it prefills the draft model. No bonus token follows a draft that is accepted completely.
+    The last segment is open, which means that it can be continued. Create the object before the
+    session's prefill, because creation prefills the draft model. No bonus token follows a draft
+    that is accepted completely.
 
     Args:
-        delimiter: Text that ends a segment; see `Delimiter`.
+        delimiter: Text that ends a segment.
         cap: Maximum number of tokens of a segment.
 
     Attributes:
-        vocabulary: Text of the target's ids, as bytes, and the tokenization of a text.
-        token_accounting: Numbers of tokens that each model wrote, and of those that were kept.
-        num_segments: Number of segments so far, including the open one.
+        vocabulary: The bytes of each target token id, and a function that tokenizes text.
+        token_accounting: Numbers of tokens that each model wrote, and how many of them were kept.
+        num_segments: Number of segments so far, including the open segment.
         num_judged: Number of drafts that an accept rule has judged.
     """
 
@@ -109,18 +113,18 @@ class Segments:
     # ---- the open segment -----------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin a segment at the end of the text."""
+        """Begin a new segment at the end of the text."""
         self._first, self._judged = len(self._session.tokens()), False
         self.num_segments += 1
 
     @property
     def open_ids(self) -> Sequence[int]:
-        """Token ids of the open segment so far."""
+        """Token ids of the open segment so far. The open segment is the last one."""
         return self._session.tokens()[self._first :]
 
     @property
     def segment_ended(self) -> bool:
-        """True if the open segment or the text has ended."""
+        """True if the last segment has ended, or the whole text has ended."""
         return (
             self._session.finish is not None
             or len(self.open_ids) >= self._cap
@@ -129,18 +133,20 @@ class Segments:
 
     @property
     def ends_with_delimiter(self) -> bool:
-        """True if the open segment ends with its delimiter and the text has not ended."""
+        """True if the last segment ends with its delimiter and the text has not ended."""
         return self._session.finish is None and self._delimiter.ends(self.open_ids)
 
     @property
     def is_replacing(self) -> bool:
-        """True if a draft for the open segment was judged and the target writes the rest."""
+        """True if a draft for the last segment was judged and the target now writes
+        the rest of it."""
         return self._judged and not self.segment_ended
 
     # ---- writing --------------------------------------------------------------------------------
 
     def draft(self, most: int | None = None) -> Draft:
-        """Draft the rest of the open segment with the draft model, or the next segment.
+        """Draft the rest of the last segment with the draft model. If it has ended, draft the next
+        segment.
 
         Args:
             most: Maximum number of tokens. None means up to the end of the segment.
@@ -161,10 +167,13 @@ class Segments:
         return session.chain_of_picks(picks)
 
     def score_question(self, question: Sequence[int]) -> Tensor:
-        """Let the target read a question after the last scored tokens. Return the logits [V] after
-        it.
+        """Let the target read a question after the last scored tokens.
 
-        The target's state forgets the question at once. Reserve rows for it with `session.reserve`.
+        The target's state forgets the question immediately. Reserve rows for the question with
+        `session.reserve`.
+
+        Returns:
+            Logits [V] after the question.
         """
         session, state = self._session, self._session.state
         length = state.position()
@@ -175,7 +184,7 @@ class Segments:
         return row
 
     def write_with_target(self, length: int, most: int | None = None) -> Iterator[Step]:
-        """Let the target write the rest of the open segment, losslessly.
+        """Let the target write the rest of the last segment, losslessly.
 
         Args:
             length: Number of draft tokens per step. 0 means plain decoding.
@@ -189,8 +198,8 @@ class Segments:
     def insert_tokens(self, ids: Sequence[int], accept: AcceptRule, **counts: float) -> Step:
         """Append tokens that the method chose itself, such as a fixed phrase.
 
-        They are scored like a draft, and only those that `accept` keeps are committed. The
-        remaining token budget limits their number.
+        The target scores these tokens like a draft. Only tokens that `accept` keeps are committed.
+        The remaining token budget limits their number.
         """
         draft = self._session.chain(ids[: self._session.max_draft_length()])
         self.token_accounting.record_generated("method", draft.nodes)
@@ -204,7 +213,7 @@ class Segments:
         """Discard a draft without scoring it.
 
         Args:
-            counts: Counts of the method, added to those of the next step.
+            counts: The method's own counts. They are added to the counts of the next step.
         """
         self._unreported.update(counts)
         self._state.rollback(0, min(self._state.length(), len(self._session.tokens()) - 1))
@@ -218,13 +227,14 @@ class Segments:
         author: Author = "draft",
         **counts: float,
     ) -> Step:
-        """Verify a draft and commit the accepted tokens. Update the states and the accounting.
+        """Verify a draft and commit the accepted tokens. Update the model states and the token
+        counts.
 
         Args:
-            rows: The target's logits [m + 1, V] at the root and the draft's tokens.
+            rows: The target's logits [m + 1, V] at the root and at the m draft tokens.
             accept: Rule that may accept the draft as a whole.
-            author: Author of the draft.
-            counts: Counts of the method for this step.
+            author: Model that wrote the draft.
+            counts: The method's own counts for this step.
         """
         session = self._session
         outcome = session.verify(draft, rows[: max(1, draft.nodes)], accept)
@@ -250,7 +260,7 @@ def mean_log_prob(rows: Tensor, draft: Draft) -> float:
     The result is -inf if a token has probability 0.
 
     Args:
-        rows: [m, V] or more rows, the target's logits from which each token would be chosen.
+        rows: Target logits, [m, V] or more rows. Row i predicts token i of the segment.
     """
     log_probs = rows[: draft.nodes].double().log_softmax(-1).gather(1, draft.tokens[:, None])
     mean = float(host.number(log_probs.mean()))

@@ -1,4 +1,4 @@
-"""Token accounting: how many tokens each author wrote, and how many were kept."""
+"""Token accounting: how many tokens each author wrote, and how many of them were kept."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Author = Literal["draft", "target", "method"]
 
 
 class TokenAccounting:
-    """Numbers of generated, kept and discarded tokens by author, and of scored tokens.
+    """Numbers of generated, kept and discarded tokens of each author, and of scored tokens.
 
-    At the end of each step, kept + discarded = generated for each author. Audits check this,
-    because a method that did not count its discarded tokens would look cheaper than it is. Scored
-    tokens are those that the target read to judge them, including questions. They are counted
-    separately.
+    An author is a model that writes text. At the end of each step, kept + discarded = generated
+    holds for each author. Audits check this, because a method that did not count its discarded
+    tokens would look cheaper than it is. Scored tokens are those that the target read to judge a
+    segment, including questions. They are counted separately.
     """
 
     def __init__(self) -> None:
@@ -27,12 +27,12 @@ class TokenAccounting:
         self._counts[f"{author}_generated"] += n
 
     def record_settled(self, author: Author, kept: int, discarded: int) -> None:
-        """Record how many of an author's tokens were kept and discarded."""
+        """Record how many of an author's tokens were kept and how many were discarded."""
         self._counts[f"{author}_kept"] += kept
         self._counts[f"{author}_discarded"] += discarded
 
     def record_scored(self, n: int) -> None:
-        """Record that the target read n tokens to judge them."""
+        """Record that the target read n tokens to judge a segment."""
         self._counts["scored"] += n
 
     def __getitem__(self, name: str) -> int:
@@ -41,18 +41,19 @@ class TokenAccounting:
 
     @property
     def balanced(self) -> bool:
-        """True if each generated token was kept or discarded."""
+        """True if each generated token was either kept or discarded."""
         return not any(unsettled_tokens(self._counts).values())
 
     def take_new_counts(self) -> dict[str, int]:
-        """Return the increase of each count since the last call, for the next step."""
+        """Return the increase of each count since the last call, to report it with
+        the next step."""
         found = {name: n - self._reported[name] for name, n in self._counts.items()}
         self._reported = Counter(self._counts)
         return {name: n for name, n in found.items() if n}
 
 
 def unsettled_tokens(counts: Counter[str]) -> dict[Author, int]:
-    """Return, for each author, the number of tokens that were neither kept nor discarded."""
+    """Return, for each author, the number of tokens that were neither kept nor discarded so far."""
     return {
         author: counts[f"{author}_generated"]
         - counts[f"{author}_kept"]

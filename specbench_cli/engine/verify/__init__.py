@@ -1,1 +1,1 @@
-"""Verification: how draft tokens are chosen, judged and committed."""
+"""Verification: how draft tokens are chosen, accepted or rejected, and committed."""

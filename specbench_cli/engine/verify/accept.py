@@ -1,19 +1,20 @@
 """Lossy accept rules, which keep draft tokens that the lossless rule rejects.
 
 The lossless rule of the decoding mode (`chain`, `siblings`) decides first. A draft token that it
-keeps is "accepted". If it rejects a token and the accept rule keeps it, the token is "relaxed", and
-verification continues after it. At the first token that both reject, the lossless rule's token is
-committed instead. Without an accept rule, or with an exact one (`AcceptRule.is_exact`), outputs do
-not change.
+keeps is called "accepted". If the lossless rule rejects a token and the accept rule keeps it, the
+token is called "relaxed". Verification then continues after this token. If both rules reject a
+token, the lossless rule's own token is committed instead. Outputs do not change without an accept
+rule, or with a rule that keeps no token (`AcceptRule.is_exact`).
 
 Most accept rules depend only on the target's distributions and the draft tokens. Under rejection
-and coupled sampling, the distributions include temperature, top-k and top-p. Under greedy decoding,
-they are the softmax of the logits. A rule that needs more overrides `relaxed_mask`, which gets a
-`DraftContext`.
+sampling and coupled sampling, the distributions include temperature, top-k and top-p. Under greedy
+decoding, they are the softmax of the logits. A rule that needs more information overrides
+`relaxed_mask`, which gets a `DraftContext`.
 
-Compare a rule with its control, `RandomAccept`, which lets tokens pass at random.
+To show that a rule is useful, compare it with its control `RandomAccept`, which keeps tokens at
+random.
 
-Planning code imports the rules and parameters, so this module does not import torch.
+Code that only plans a run imports this module, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ class DraftContext:
     """The m draft tokens of a step, with everything that an accept rule may use.
 
     Attributes:
-        tokens: [m] int64.
-        parents: Index of each token's parent, `ROOT` for the root.
-        p: [m, V], the target's distribution for the position of each token.
+        tokens: int64 [m].
+        parents: Index of each token's parent. `ROOT` means the root.
+        p: [m, V], the target's distribution at the position of each token.
         q: [m, V], the distribution that each token was drawn from. None if tokens were not drawn.
-        scores: [m, V], scores for the position of each token. Their argmax is the target's choice.
-            None if the target draws its tokens.
-        features: [m, width], captured features of the target's row for each token
-            (`session.capture_layers`). None if none are captured.
+        scores: [m, V], the target's scores at the position of each token. The token with the
+            highest score is the target's choice. None if the target draws its tokens.
+        features: [m, width], captured features of the target's row that predicts each token
+            (`session.capture_layers`). None if no layers are captured.
     """
 
     tokens: Tensor
@@ -69,11 +70,12 @@ class DraftContext:
 class AcceptRule:
     """Base class of accept rules. A rule is a frozen dataclass with its parameters.
 
-    Override `lets_pass`, or `relaxed_mask` if the rule needs more than the target's distribution.
+    Override `lets_pass`. If the rule needs more than the target's distribution, override
+    `relaxed_mask` instead.
 
     Class attributes:
         name: Name in tables and records.
-        guarantee: What is still guaranteed about the output.
+        guarantee: What the rule still guarantees about the output.
         pure: True if the result depends only on `lets_pass` and `chance`.
     """
 
@@ -82,21 +84,18 @@ class AcceptRule:
     pure: ClassVar[bool] = True
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
-        """Return which draft tokens are kept if the lossless rule rejects them.
+        """Return which draft tokens are kept if the lossless rule rejects them, [m] bool.
 
         Args:
-            p: [m, V], the target's distribution for the position of each token.
-            tokens: [m] int64.
-
-        Returns:
-            [m] bool.
+            p: [m, V], the target's distribution at the position of each token.
+            tokens: int64 [m].
         """
         raise MethodFault(f"the rule {self.name} needs more than p and tokens: see `relaxed_mask`")
 
     def relaxed_mask(self, context: DraftContext, random: Random) -> Tensor:
-        """Return which draft tokens to keep, [m] bool.
+        """Return which draft tokens to keep if the lossless rule rejects them, [m] bool.
 
-        By default these are the tokens that `lets_pass`, each with probability `chance`.
+        By default, each token for which `lets_pass` is True is kept with probability `chance`.
         """
         passes = self.lets_pass(context.p, context.tokens)
         if self.chance == 1:
@@ -107,8 +106,10 @@ class AcceptRule:
 
     @property
     def chance(self) -> float:
-        """Probability that a token of `lets_pass` is kept. All children of a node share one
-        draw."""
+        """Probability of keeping a token for which `lets_pass` is True.
+
+        All children of a node share one random draw.
+        """
         return 1.0
 
     @property
@@ -121,15 +122,17 @@ class AcceptRule:
 
     @property
     def is_exact(self) -> bool:
-        """True if the rule keeps no token, so that the method is lossless."""
+        """True if the rule keeps no token that the lossless rule rejects. The method is then
+        lossless.
+        """
         return False
 
     def control(self, rate: float) -> RandomAccept:
-        """Return the control rule, which keeps the same share of tokens at random.
+        """Return the control rule, which keeps the same share of tokens, but at random.
 
         Args:
-            rate: Share of the levels that the lossless rule rejected and this rule kept, as
-                measured (`rule rate` in reports).
+            rate: Measured share (`rule rate` in reports): of the levels that the lossless rule
+                rejected, the share that this rule kept.
         """
         return RandomAccept(rate)
 
@@ -143,19 +146,20 @@ class AcceptRule:
 class Threshold(AcceptRule):
     """Rule that keeps tokens whose target probability is at least epsilon.
 
-    Every committed token then has at least this probability, or comes from the lossless rule.
+    Every committed token then has at least this target probability, or comes from the lossless
+    rule.
     """
 
     epsilon: float
     name: ClassVar[str] = "threshold"
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
-        """Keep x if p(x) >= epsilon."""
+        """Return True for each token x with p(x) >= epsilon."""
         return _gather_tokens(p, tokens) >= self.epsilon
 
     @property
     def is_exact(self) -> bool:
-        """True above 1."""
+        """True if epsilon is above 1. No probability reaches it, so the rule keeps no token."""
         return self.epsilon > 1
 
     @property
@@ -169,8 +173,9 @@ class Typical(AcceptRule):
     """Typical acceptance: the threshold decreases with the entropy of the target's distribution.
 
     Tianle Cai et al.: Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding
-    Heads, ICML 2024, arXiv:2401.10774, section 2.3.1. In the paper it decides all draft tokens, and
-    the first one is always accepted. Here it decides only tokens that the lossless rule rejects.
+    Heads, ICML 2024, arXiv:2401.10774, section 2.3.1. In the paper, typical acceptance decides
+    about all draft tokens, and the first one is always accepted. Here it decides only about tokens
+    that the lossless rule rejects.
     """
 
     epsilon: float
@@ -178,7 +183,9 @@ class Typical(AcceptRule):
     name: ClassVar[str] = "typical"
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
-        """Keep x if p(x) > min(epsilon, delta exp(-H(p))), with the entropy H."""
+        """Return True for each token x with p(x) > min(epsilon, delta exp(-H(p))), where H is the
+        entropy.
+        """
         import torch
 
         entropy: Tensor = torch.special.entr(p).sum(-1)
@@ -186,7 +193,7 @@ class Typical(AcceptRule):
 
     @property
     def is_exact(self) -> bool:
-        """True if even a token with probability 1 is not kept.
+        """True if the rule rejects even a token with probability 1.
 
         The entropy is at most the logarithm of the vocabulary size.
         """
@@ -203,9 +210,9 @@ class Lenient(AcceptRule):
     """Lenience: a token is accepted as if its target probability were 1 / factor times as high.
 
     Yaniv Leviathan, Matan Kalman, Yossi Matias: Fast Inference from Transformers via Speculative
-    Decoding, ICML 2023, arXiv:2211.17192, appendix A.5: q(x) is multiplied by the factor before it
-    is compared with p(x). For tokens chosen without a draw, factor times the best token's p
-    replaces q.
+    Decoding, ICML 2023, arXiv:2211.17192, appendix A.5. The draft probability q(x) is multiplied by
+    the factor before it is compared with p(x). For tokens that were not drawn, q(x) is replaced by
+    factor times the highest target probability.
     """
 
     factor: float
@@ -213,15 +220,15 @@ class Lenient(AcceptRule):
     pure: ClassVar[bool] = False
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
-        """Keep x if p(x) >= factor max p."""
+        """Return True for each token x with p(x) >= factor max p."""
         return _gather_tokens(p, tokens) >= self.factor * p.amax(-1)
 
     def relaxed_mask(self, context: DraftContext, random: Random) -> Tensor:
-        """Return which draft tokens to keep, [m] bool.
+        """Return which draft tokens to keep if the lossless rule rejects them, [m] bool.
 
-        A drawn token that the lossless rule rejects is kept with such a probability that its total
-        acceptance probability is min(1, p / (factor q)) instead of min(1, p / q). A token that was
-        not drawn is kept if its score would be the greatest with p(x) / factor in place of p(x).
+        A drawn token is kept with such a probability that its total acceptance probability is
+        min(1, p / (factor q)) instead of min(1, p / q). A token that was not drawn is kept if its
+        score would be the highest with p(x) / factor in place of p(x).
         """
         if context.scores is not None:
             lead = context.scores.amax(-1) - _gather_tokens(context.scores, context.tokens)
@@ -232,17 +239,18 @@ class Lenient(AcceptRule):
         )
         strict = (p / q).clamp_max(1.0)
         lenient = (p / (self.factor * q)).clamp_max(1.0) if self.factor > 0 else (p > 0).to(p)
-        # The clamp avoids 0 / 0 if the lossless rule accepts with probability 1.
+        # If the lossless rule accepts with probability 1, the denominator is 0. The clamp avoids 0
+        # / 0.
         return random.bernoulli((lenient - strict) / (1 - strict).clamp_min(1e-12)).bool()
 
     @property
     def is_exact(self) -> bool:
-        """True at factor 1."""
+        """True if the factor is 1, because the rule then equals the lossless rule."""
         return self.factor >= 1
 
     @property
     def stricter(self) -> AcceptRule:
-        """The rule with a factor half way to 1."""
+        """The rule with a factor halfway between this factor and 1."""
         return replace(self, factor=(1 + self.factor) / 2)
 
 
@@ -250,27 +258,27 @@ class Lenient(AcceptRule):
 class RandomAccept(AcceptRule):
     """Control for accept rules: it keeps rejected tokens at random, at a fixed rate.
 
-    In a tree, one draw decides for all children of a node, so that the share of levels that pass
-    does not depend on the number of children.
+    In a tree, one random draw decides about all children of a node. So the share of levels that are
+    kept does not depend on the number of children.
     """
 
     rate: float
     name: ClassVar[str] = "random"
 
     def lets_pass(self, p: Tensor, tokens: Tensor) -> Tensor:
-        """Return True for all tokens."""
+        """Return True for all tokens. The probability `chance` then decides."""
         import torch
 
         return torch.ones_like(tokens, dtype=torch.bool)
 
     @property
     def chance(self) -> float:
-        """The rate."""
+        """Probability of keeping a token: the parameter `rate`."""
         return self.rate
 
     @property
     def is_exact(self) -> bool:
-        """True at rate 0."""
+        """True if the rate is 0."""
         return self.rate <= 0
 
 
@@ -282,7 +290,7 @@ def _gather_tokens(p: Tensor, tokens: Tensor) -> Tensor:
 
 
 class AcceptParams(MethodParams):
-    """Parameters of a method with an accept rule. List it first among the base classes."""
+    """Parameters of a method with an accept rule. List this class first among the base classes."""
 
     accept: Literal["exact", "threshold", "typical", "lenient", "random"] = Field(
         "exact",
@@ -320,7 +328,7 @@ class AcceptParams(MethodParams):
 
     @property
     def rule(self) -> AcceptRule | None:
-        """The accept rule of these parameters. None for "exact"."""
+        """The accept rule that these parameters select. None for "exact"."""
         match self.accept:
             case "threshold":
                 return Threshold(self.epsilon)
@@ -334,7 +342,9 @@ class AcceptParams(MethodParams):
 
     @model_serializer(mode="wrap")
     def _serialize_used(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Serialize only the parameters that the chosen rule uses."""
+        """Leave out parameters that the chosen rule does not use, when the parameters are
+        serialized.
+        """
         rule = self.rule
         used = set() if rule is None else {"accept", *(f.name for f in fields(rule))}
         if self.accept == "random" and self.like is not None:

@@ -1,6 +1,7 @@
 """Lossless verification of chains, as pure functions.
 
-Each function returns the number of accepted draft tokens, and some also the next token.
+Each function returns the number of accepted draft tokens, and some functions also return the next
+token.
 
 * `match` is for greedy decoding and coupled sampling. The target has chosen a token at each
   position (the argmax of its logits, or of log p + noise). Draft tokens are accepted as long as
@@ -9,7 +10,7 @@ Each function returns the number of accepted draft tokens, and some also the nex
   algorithm 2). A draft token that was not drawn counts as drawn from a one-hot distribution.
 * `block` is block verification.
 
-The module `accept` has the lossy rules.
+The module `accept` contains the lossy rules.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ def match(
     A token is kept if it equals the target's choice, or if an accept rule keeps it.
 
     Args:
-        draft: m ids.
-        choices: m + 1 ids, the target's choice at each position.
-        passes: Tokens that an accept rule keeps (`decide.relaxed_mask`). None means none.
+        draft: m token ids.
+        choices: m + 1 token ids, the target's choice at each position.
+        passes: Which draft tokens the accept rule keeps (`decide.relaxed_mask`). None means that
+            there is no accept rule.
     """
     n = 0
     while n < len(draft) and (draft[n] == choices[n] or (passes is not None and passes[n])):
@@ -42,16 +44,17 @@ def match(
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """Return norm(max(p - q, 0)), the distribution of the token that replaces a rejected one.
+    """Return norm(max(p - q, 0)), the distribution of the token that replaces a rejected token.
 
-    Return p if max(p - q, 0) is zero everywhere.
+    If max(p - q, 0) is zero everywhere, return p.
 
     Args:
-        p, q: [..., V] distributions. A row of zeros in q returns p.
+        p, q: Distributions [..., V]. For a row of q with only zeros, the result is p.
     """
     excess = (p - q).clamp_min(0)
     mass = excess.sum(-1, keepdim=True)
-    # In this case p equals q up to rounding, and a rejection has probability 0. p is the limit.
+    # If max(p - q, 0) is zero, p equals q up to rounding, and a rejection has probability 0. Return
+    # p as the limit.
     empty = mass <= 1e-12
     return torch.where(empty, p, excess / mass.masked_fill(empty, 1.0))
 
@@ -60,16 +63,18 @@ def rejection(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tu
     """Verify a chain by speculative sampling, without waiting for the device.
 
     Args:
-        tokens: [m] int64, the draft.
-        q: [m, V], the draft's distribution for each token. None for tokens chosen without a draw.
-        p: [m + 1, V], the target's warped distribution at each position.
+        tokens: int64 [m], the draft.
+        q: [m, V], the draft distribution of each token. None for tokens that were not drawn.
+        p: [m + 1, V], the target's distribution at each position, after temperature, top-k and
+            top-p.
     Returns:
-        (accepted, next): two int64 scalars, the number of accepted draft tokens and the token after
-        them. It is drawn from the residual distribution if a token was rejected. Otherwise it is
-        the bonus token, drawn from the target's distribution.
+        (accepted, next), two int64 scalars: the number of accepted draft tokens, and the token
+        after them. If a token was rejected, `next` is drawn from the residual distribution.
+        Otherwise it is the bonus token, drawn from the target's distribution.
     """
     q, chances = _acceptance_probs(tokens, q, p)
-    # `bernoulli` stops at the first failure, so the sum is the accepted length.
+    # `bernoulli` returns False after its first failure, so the sum is the number of accepted
+    # tokens.
     accepted = random.bernoulli(chances).sum()
     return accepted, _draw_next(accepted, q, p, random)
 
@@ -77,31 +82,35 @@ def rejection(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tu
 def relaxed_rejection(
     tokens: Tensor, q: Tensor | None, p: Tensor, random: Random, passes: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Verify a chain by speculative sampling with an accept rule.
+    """Verify a chain by speculative sampling with a lossy accept rule.
 
     Args:
-        passes: [m] bool, the tokens that the accept rule keeps (`decide.relaxed_mask`).
+        passes: bool [m], which tokens the accept rule keeps (`decide.relaxed_mask`).
 
     Returns:
-        (taken, accepted, next): [m] bool, the tokens that were not rejected, and two scalars as of
-        `rejection`.
+        (taken, accepted, next). `taken` is bool [m]: which tokens the lossless rule accepted.
+        `accepted` and `next` are scalars as in `rejection`.
     """
     q, chances = _acceptance_probs(tokens, q, p)
-    # Call `bernoulli` for each token: one call for all would stop at the first rejected token, but
-    # verification continues if the accept rule keeps it.
+    # Call `bernoulli` once per token. A call for all tokens would stop at the first rejected token.
+    # Verification must continue there if the accept rule keeps that token.
     taken = torch.cat([random.bernoulli(chance) for chance in chances.split(1)])
     accepted = (taken | passes).cumprod(0).sum()
     return taken, accepted, _draw_next(accepted, q, p, random)
 
 
 def one_hot(tokens: Tensor, p: Tensor) -> Tensor:
-    """Return one-hot distributions [m, V] of the tokens [m], with the dtype and V of p [..., V]."""
+    """Return a one-hot distribution for each of m tokens: [m, V], with the dtype and V of p [...,
+    V].
+    """
     distributions = p.new_zeros(tokens.shape[0], p.shape[-1])
     return distributions.scatter_(1, tokens[:, None], 1.0)
 
 
 def _acceptance_probs(tokens: Tensor, q: Tensor | None, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Return q and the acceptance probability [m] of each token, min(1, p/q)."""
+    """Return the draft distributions q and the acceptance probability min(1, p/q) [m] of each
+    token.
+    """
     if q is None:
         q = one_hot(tokens, p)
     at = tokens[:, None]
@@ -110,8 +119,8 @@ def _acceptance_probs(tokens: Tensor, q: Tensor | None, p: Tensor) -> tuple[Tens
 
 
 def _draw_next(accepted: Tensor, q: Tensor, p: Tensor, random: Random) -> Tensor:
-    """Return the token after the accepted ones: a replacement or the bonus token."""
-    # With a row of zeros after q, `residual` also returns the distribution of the bonus token.
+    """Return the token after the accepted tokens: a replacement or the bonus token."""
+    # Append a row of zeros to q. `residual` then also returns the bonus token's distribution.
     row = accepted[None]
     distribution = residual(p.index_select(0, row), F.pad(q, (0, 0, 0, 1)).index_select(0, row))
     return random.categorical(distribution)[0]
@@ -125,18 +134,20 @@ def block(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[
 
     Let c_0 = 1 and c_i = min(1, c_{i-1} p_i(x_i) / q_i(x_i)). At least i tokens are accepted with
     probability c_i. To achieve this, the prefixes of the chain are tested from the longest to the
-    shortest, and the first one that passes is accepted. The whole chain passes with probability
-    c_m, and the prefix of i < m tokens with s_i / (s_i + 1 - c_i). Here s_i is the sum of
-    max(c_i p_{i+1} - q_{i+1}, 0), which is the unnormalized distribution of the next token.
+    shortest, and the first prefix that passes is accepted. The whole chain of m tokens passes with
+    probability c_m. The prefix of i < m tokens passes with probability s_i / (s_i + 1 - c_i). Here
+    s_i is the sum of max(c_i p_{i+1} - q_{i+1}, 0), which is the unnormalized distribution of the
+    next token.
 
     Args:
-        tokens: [m] int64, the draft.
-        q: [m, V], the distribution that each token was drawn from. None for tokens chosen without a
-            draw.
-        p: [m + 1, V], the target's warped distribution at each position.
+        tokens: int64 [m], the draft.
+        q: [m, V], the distribution that each token was drawn from. None for tokens that were not
+            drawn.
+        p: [m + 1, V], the target's distribution at each position, after temperature, top-k and
+            top-p.
 
     Returns:
-        (accepted, next): two int64 scalars, as of `rejection`.
+        (accepted, next), two int64 scalars as in `rejection`.
     """
     m = tokens.shape[0]
     p = p.double()  # float32 is too imprecise for products of many ratios
@@ -149,12 +160,13 @@ def block(tokens: Tensor, q: Tensor | None, p: Tensor, random: Random) -> tuple[
     c = torch.stack(chances)
     left = (c[:m, None] * p[:m] - q).clamp_min(0).sum(-1)
     lost = 1.0 - c[:m]
-    # If `lost` is 0, a longer prefix is accepted with certainty. Use 1 in place of 0 / 0.
+    # If left + lost is 0, a longer prefix is accepted with certainty. Use 1 instead of 0 / 0.
     passes = torch.cat((torch.where(lost > 0, left / (left + lost), 1.0), c[m:]))
-    # Trials from the longest prefix to the shortest: `bernoulli` stops at the first one that
-    # passes. If none passes, no token is accepted.
+    # Test the prefixes from the longest to the shortest: `bernoulli` stops at the first prefix that
+    # passes. If no prefix passes, no token is accepted.
     accepted = m - random.bernoulli(1.0 - passes[1:].flip(0)).sum()
     row = accepted[None]
-    # The next token has the distribution norm(max(c p - q, 0)). An accepted prefix has c > 0.
+    # The next token has the distribution norm(max(c p - q, 0)), with c = c_i of the accepted
+    # prefix. An accepted prefix has c > 0.
     distribution = residual(p[row], F.pad(q, (0, 0, 0, 1))[row] / c[row, None])
     return accepted, random.categorical(distribution)[0]

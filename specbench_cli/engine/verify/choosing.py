@@ -1,6 +1,6 @@
 """Choice of draft tokens from a draft model's logits, under the run's decoding rule.
 
-A session has a `Chooser`, and so has each worker that drafts in parallel.
+Each session has a `Chooser`. Each worker that drafts in parallel has its own.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ The distributions are None if the tokens were not drawn."""
 
 
 class Chooser:
-    """Chooser of draft tokens. The arguments `at` and `first` are positions in the output.
+    """Object that chooses draft tokens. The arguments `at` and `first` are positions in the output.
 
     Attributes:
         sampling: The decoding rule.
-        random: Primitives `categorical` and `bernoulli`.
-        vocab_size: The target's vocabulary size, V.
+        random: Source of random numbers.
+        vocab_size: The target's vocabulary size V.
     """
 
     def __init__(self, sampling: Sampling, random: Random, noise: Noise, vocab_size: int) -> None:
@@ -40,21 +40,22 @@ class Chooser:
         self._noise = noise
 
     def warp(self, rows: Tensor) -> Tensor:
-        """Return the distributions of logits [..., V'] under the rule's temperature, top-k and
-        top-p."""
+        """Return the distributions of logits [..., V'], after the rule's temperature, top-k and
+        top-p.
+        """
         return distribution.warp(self.align(rows), self.sampling)
 
     def noise(self, first: int, n: int = 1) -> Tensor:
         """Return the Gumbel noise [n, V] of the output positions first to first + n - 1.
 
-        It is the same for every method.
+        Every method gets the same noise.
         """
         return self._noise.rows(first, n)
 
     def scores(self, rows: Tensor, first: int, depths: Sequence[int] | None = None) -> Tensor:
-        """Return decision scores of logits [n, V]. The argmax of a row is the chosen token.
+        """Return the scores of logits [n, V]. The token with the highest score in a row is chosen.
 
-        Under greedy decoding they are the logits. Under coupled sampling they are the log
+        Under greedy decoding the scores are the logits. Under coupled sampling they are the log
         probabilities plus noise.
 
         Args:
@@ -72,10 +73,10 @@ class Chooser:
     def pick(self, rows: Tensor, at: int, depths: Sequence[int] | None = None) -> Pick:
         """Choose or draw a draft token from each row of logits [n, V'].
 
-        The result has the distributions if the tokens were drawn.
+        If the tokens were drawn, the result also has the distributions.
 
         Args:
-            at: Position of the first row's token. By default the others follow it.
+            at: Position of the first row's token. By default the tokens of later rows follow it.
             depths: Offset of each row's token from `at`.
         """
         rows = self.align(rows)
@@ -87,7 +88,7 @@ class Chooser:
     def branch(
         self, rows: Tensor, width: int, at: int, how: DrawMode = "independent"
     ) -> tuple[Tensor, Tensor | None]:
-        """Return children of the draft nodes of one level; see `Session.branch`."""
+        """Return children of the draft nodes of one level, as `Session.branch` does."""
         rows = self.align(rows)
         if not self.sampling.draws:
             scores = self.scores(rows, at, [0] * rows.shape[0])
@@ -100,19 +101,21 @@ class Chooser:
     def candidates(
         self, rows: Tensor, width: int, first: int, depths: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """Return the best children of draft nodes without a draw; see `Session.candidates`."""
+        """Return the best children of draft nodes without a random draw, as `Session.candidates`
+        does.
+        """
         values, tokens = ranking.top(self._log_probs(rows, first, depths), width)
         return tokens, values
 
     def candidate_lists(
         self, rows: Tensor, width: int, first: int, depths: Sequence[int]
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """Return `candidates` as lists; see `Session.candidate_lists`."""
+        """Return the result of `candidates` as lists."""
         values, tokens = ranking.top_lists(self._log_probs(rows, first, depths), width)
         return tokens, values
 
     def _log_probs(self, rows: Tensor, first: int, depths: Sequence[int]) -> Tensor:
-        """Return the log-softmax [r, V] of the decision scores."""
+        """Return the log-softmax [r, V] of the scores by which tokens are chosen."""
         rows = self.align(rows)
         if not self.sampling.draws:
             rows = self.scores(rows, first, depths)
@@ -121,9 +124,10 @@ class Chooser:
         return rows.log_softmax(-1)
 
     def align(self, rows: Tensor) -> Tensor:
-        """Truncate or pad logits [..., V'] to the target's vocabulary size.
+        """Truncate or pad logits [..., V'] to the target's vocabulary size V.
 
-        Checkpoints with the same tokenizer may pad their vocabulary differently.
+        Checkpoints with the same tokenizer may have different amounts of padding in their
+        vocabulary.
         """
         width = self.vocab_size - rows.shape[-1]
         if width == 0:
@@ -136,10 +140,10 @@ def draw_siblings(q: Tensor, width: int, random: Random, *, replacement: bool) -
 
     Args:
         q: [r, V], a distribution for each of r nodes.
-        width: At most V without replacement.
+        width: Number of tokens per node. Without replacement, at most V.
 
     Returns:
-        [r, width] int64.
+        int64 [r, width].
     """
     if replacement:
         return random.categorical(q[:, None].expand(-1, width, -1))

@@ -1,12 +1,12 @@
-"""Decisions on drafts: which tokens a step commits.
+"""Decisions about drafts: which tokens a step commits.
 
-`decide_by_choice` is for greedy decoding and coupled sampling, `decide_by_draw` for rejection
-sampling. Deciding a chain, or a tree whose tokens were not drawn, needs one transfer to the host.
-It is the only device sync of a step. A tree with drawn tokens is walked from its root, with a sync
-for each draw.
+`decide_by_choice` is for greedy decoding and coupled sampling, and `decide_by_draw` is for
+rejection sampling. A decision about a chain, or about a tree whose tokens were not drawn, needs one
+transfer to the host. That transfer is the only device sync of a step. For a tree with drawn tokens,
+the function walks down from the root, with a sync for each draw.
 
-The argument `passes`, [m] bool, says which draft tokens an accept rule keeps (`relaxed_mask`). None
-means that only the lossless rule decides.
+The argument `passes`, bool [m], contains which draft tokens an accept rule keeps (`relaxed_mask`).
+None means that only the lossless rule decides.
 """
 
 from __future__ import annotations
@@ -42,18 +42,20 @@ def decide_by_choice(
     scores: Tensor | None = None,
     drafters: Mapping[str, Tensor] = NONE,
 ) -> Decision:
-    """Decide a draft by the tokens [m + 1] that the target chose at the root and at each node.
+    """Accept or reject draft tokens by the tokens [m + 1] that the target chose at the root and
+    nodes.
 
-    For a chain, m tokens are enough. Then no bonus token follows.
+    For a chain, m choices are enough. Then no bonus token follows.
 
     Args:
-        scores: [m + 1, V], the scores whose argmax are the choices. None if a recorded output
-            determined the choices.
-        drafters: Largest logit [1] of each model that drafted, by name, to check that it is finite.
+        scores: [m + 1, V], the scores by which the target chose. None if a recorded output replaced
+            the target's choices.
+        drafters: For each model that drafted, its largest logit [1]. The function checks that it is
+            finite.
 
     Raises:
-        ArithmeticError: the score of a choice is not finite, because its row contains NaN or +inf;
-            or the largest logit of a draft model is not finite.
+        ArithmeticError: The score of a choice is not finite, because its row contains NaN or +inf.
+            Or the largest logit of a draft model is not finite.
     """
     last = choices.shape[0] == draft.nodes
     tensors = [choices, draft.tokens] if passes is None else [choices, draft.tokens, passes]
@@ -93,13 +95,14 @@ def decide_by_draw(
     passes: Tensor | None = None,
     drafters: Mapping[str, Tensor] = NONE,
 ) -> Decision:
-    """Decide a draft by draws from the target's distributions p [m + 1, V] at the root and at each
-    node.
+    """Accept or reject draft tokens by random draws.
 
-    For a chain, m rows are enough. Then no bonus token follows.
+    p [m + 1, V] are the target's distributions at the root and at each node. For a chain, m rows
+    are enough. Then no bonus token follows.
 
     Raises:
-        ArithmeticError: p, the q of a chain, or the largest logit of a draft model is not finite.
+        ArithmeticError: p, the draft distribution q of a chain, or the largest logit of a draft
+            model is not finite.
     """
     tokens, q = draft.tokens, draft.q
     if tree is not None:
@@ -170,7 +173,8 @@ def _chain_outcome(
 ) -> Outcome:
     """Return the outcome of a chain with n accepted tokens.
 
-    Without a bonus token, `following` is committed only after a rejected token.
+    `following` is the token after the accepted tokens. If no bonus token is wanted, it is committed
+    only after a rejected token.
     """
     m, path = len(ids), tuple(range(n))
     if n == m and not bonus:
@@ -207,7 +211,9 @@ def _outcome(
 
 
 def _list_origins(path: tuple[int, ...], relaxed: Collection[int]) -> tuple[Origin, ...]:
-    """Return "relaxed" or "accepted" for each node of the path."""
+    """Return the origin of each accepted node: "relaxed" if only the accept rule kept it, else
+    "accepted".
+    """
     return tuple("relaxed" if node in relaxed else "accepted" for node in path)
 
 
@@ -221,19 +227,19 @@ def relaxed_mask(
     scores: Tensor | None = None,
     features: Tensor | None = None,
 ) -> Tensor | None:
-    """Return the draft tokens that an accept rule keeps. Does not wait for the device.
+    """Return which draft tokens an accept rule keeps. Does not wait for the device.
 
     Args:
-        p: [m, V] or more rows, the target's distributions at the root and the nodes.
+        p: [m, V] or more rows, the target's distributions at the root and at the nodes.
         tree: Structure of the draft. None for a chain.
-        scores: Scores at the root and the nodes; see `DraftContext`.
-        features: [m + 1, width], captured features of the root and of each node.
+        scores: Target scores at the root and at the nodes, as in `DraftContext`.
+        features: [m + 1, width], captured target features of the root and of each node.
 
     Returns:
-        [m] bool. None without a rule.
+        bool [m]. None if there is no accept rule.
 
     Raises:
-        MethodFault: the rule did not return one bool for each token.
+        MethodFault: The rule did not return one bool for each token.
     """
     tokens, m = draft.tokens, draft.nodes
     if rule is None or not m:
@@ -241,7 +247,7 @@ def relaxed_mask(
     parents: Sequence[int] = range(ROOT, m - 1) if tree is None else tree.parents
 
     def rows_at_parents(rows: Tensor) -> Tensor:
-        """Return, for each token, the row of its parent."""
+        """Return, for each token, the row of its parent. This row predicts the token."""
         return rows[:m] if tree is None else rows[host.ids([at + 1 for at in parents], p.device)]
 
     token_scores = None if scores is None else rows_at_parents(scores)

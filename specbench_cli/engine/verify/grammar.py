@@ -1,8 +1,8 @@
 """Structured output: a logits processor that masks the tokens that a grammar forbids.
 
 The library llguidance computes the masks, with a matcher whose state is the text so far. For a
-draft, this module moves the matcher through the nodes in depth-first order. It rolls the matcher
-back at each branch, and to the root at the end.
+draft, this module moves the matcher through the draft nodes in depth-first order. It moves the
+matcher back at each branch, and back to the root at the end.
 """
 
 from __future__ import annotations
@@ -23,47 +23,48 @@ from specbench_cli.errors import MethodFault
 
 
 class GrammarMatcher(Protocol):
-    """Interface of a token matcher, `llguidance.LLMatcher`."""
+    """Interface of llguidance's token matcher, `llguidance.LLMatcher`."""
 
     def deep_copy(self) -> GrammarMatcher:
-        """Return another matcher in the same state."""
+        """Return a copy of the matcher in the same state."""
 
     def try_consume_tokens(self, tokens: list[int], /) -> int:
-        """Consume tokens up to the first forbidden one. Return their number."""
+        """Advance the matcher over tokens up to the first forbidden token. Return their number."""
 
     def rollback(self, num_tokens: int, /) -> bool:
-        """Go back by a number of tokens."""
+        """Move the matcher back by a number of tokens."""
 
     def compute_bitmask(self) -> bytes:
-        """Return a bit for each token, lowest first: 1 if it is allowed next."""
+        """Return one bit for each token id, lowest bit first: 1 if the token is allowed next."""
 
     def is_error(self) -> bool:
         """Return True if the matcher cannot continue because of a limit of the library."""
 
     def get_error(self) -> str:
-        """Return the reason."""
+        """Return the reason why the matcher cannot continue."""
 
 
 class GrammarMask(LogitsProcessor):
-    """Logits processor that masks forbidden tokens.
+    """Logits processor that masks tokens that the grammar forbids.
 
     When the output is complete, only the end-of-text ids are allowed.
 
     Args:
-        matcher: Matcher before the first token. To end the output, it allows the first id of `eos`.
-        eos: End-of-text ids. All of them are allowed if the first one is.
+        matcher: Matcher before the first token. At the end of the output it allows the first id of
+            `eos`.
+        eos: End-of-text ids. If the matcher allows the first of them, all of them are allowed.
     """
 
     def __init__(self, matcher: GrammarMatcher, eos: Sequence[int]) -> None:
         self._matcher, self._eos = matcher, eos
 
     def begin(self) -> RequestProcessor:
-        """See `LogitsProcessor`."""
+        """Return the grammar mask of a new request."""
         return RequestGrammarMask(self._matcher.deep_copy(), self._eos)
 
 
 class RequestGrammarMask(RequestProcessor):
-    """Grammar mask of one request; see `GrammarMask`."""
+    """Grammar mask of one request, with a matcher that follows the request's output."""
 
     def __init__(self, matcher: GrammarMatcher, eos: Sequence[int]) -> None:
         self._matcher, self._eos = matcher, eos
@@ -76,10 +77,11 @@ class RequestGrammarMask(RequestProcessor):
         tokens: Sequence[int],
         parents: tuple[int, ...] | None = None,
     ) -> Tensor:
-        """See `RequestProcessor`."""
+        """Return the target's logits, with -inf for tokens that the grammar forbids."""
         self._follow(output)
         tree = build_tree(tuple(range(ROOT, len(tokens) - 1)) if parents is None else parents)
-        # Rows after a forbidden token stay unmasked: a fully masked row would have no distribution.
+        # Start with True everywhere. Rows after a forbidden token stay unmasked, because a fully
+        # masked row would have no distribution.
         allowed = np.ones(rows.shape, dtype=np.bool_)
         allowed[0] = self._allowed_ids(rows.shape[1])
         ahead = 0  # number of nodes that the matcher has consumed
@@ -99,20 +101,21 @@ class RequestGrammarMask(RequestProcessor):
         return rows.masked_fill(forbidden, -math.inf)
 
     def process_draft(self, rows: Tensor, output: Sequence[int], path: Sequence[int]) -> Tensor:
-        """See `RequestProcessor`."""
+        """Return a draft model's logits, with -inf for tokens that the grammar forbids."""
         self._follow(output)
         read = sum(1 for _ in takewhile(self._consume, path))
         if read == len(path):
             allowed = self._allowed_ids(rows.shape[1])
             forbidden = host.send(torch.from_numpy(~allowed), rows.device)
             masked = rows.masked_fill(forbidden, -math.inf)
-            # If the draft model has no logit for any allowed token, leave its row unmasked.
+            # If the grammar allows only tokens that have no finite logit in the draft model, leave
+            # the row unmasked.
             rows = torch.where(masked.isfinite().any(-1, keepdim=True), masked, rows)
         self._matcher.rollback(read)
         return rows
 
     def _follow(self, output: Sequence[int]) -> None:
-        """Consume the tokens that were committed since the last call."""
+        """Advance the matcher over the tokens that were committed since the last call."""
         for at in range(self._read, len(output)):
             if not self._consume(output[at]):
                 raise MethodFault(
@@ -122,11 +125,15 @@ class RequestGrammarMask(RequestProcessor):
         self._read = len(output)
 
     def _consume(self, token: int) -> bool:
-        """Consume a token. Return False, without consuming it, if it is forbidden or an EOS id."""
+        """Advance the matcher by a token. Return False if the token is forbidden or an end-of-text
+        id.
+        """
         return token not in self._eos and self._matcher.try_consume_tokens([token]) == 1
 
     def _allowed_ids(self, vocab: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return which target ids are allowed next, [vocab] bool. Padding ids are not."""
+        """Return which target ids the grammar allows next, bool [vocab]. Padding ids are not
+        allowed.
+        """
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, count=vocab, bitorder="little").astype(np.bool_)
         allowed[[*self._eos]] = allowed[self._eos[0]]

@@ -1,6 +1,6 @@
-"""Checks of what a method's hooks (`propose`, `observe`, ...) return.
+"""Checks of the values that a method's hooks (`propose`, `observe`, ...) return.
 
-A wrong type is reported as an error of the method.
+A value of a wrong type is reported as an error of the method.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def check_return(method: object, hook: str, value: T, kind: type[Any], what: str
     """Return the value that a hook returned. Raise MethodFault if its type is wrong.
 
     Args:
-        kind: the expected type.
-        what: the expected type in words, such as "a Draft".
+        kind: The expected type.
+        what: The expected type in words, such as "a Draft".
     """
     if isinstance(value, kind):
         return value
@@ -40,7 +40,8 @@ def wrong_return(method: object, hook: str, value: object, what: str) -> MethodF
 
 
 def check_drafts(method: object, value: Any, n: int) -> list[Draft]:
-    """Return the drafts of `propose_batch`. Raise MethodFault unless they are n drafts."""
+    """Return the drafts that `propose_batch` returned. Raise MethodFault unless they
+    are n drafts."""
     what = f"a list of {n} Drafts, one for each member"
     drafts: list[Draft] = check_return(method, "propose_batch", value, list, what)
     if len(drafts) != n or not all(isinstance(each, Draft) for each in value):
@@ -49,7 +50,9 @@ def check_drafts(method: object, value: Any, n: int) -> list[Draft]:
 
 
 def check_counts(method: object, value: Any) -> Mapping[str, float]:
-    """Return the counts of `observe`. Raise MethodFault unless they map names to numbers."""
+    """Return the counts that `observe` returned. Raise MethodFault unless they map names to
+    numbers.
+    """
     if value is None:
         return {}
     what = "None or a dict of finite numbers by name"
@@ -61,7 +64,10 @@ def check_counts(method: object, value: Any) -> Mapping[str, float]:
 
 
 def check_members(method: object, value: Any) -> Sequence[tuple[Any, Any]]:
-    """Return the members that `schedule` chose. Raise MethodFault unless they are pairs."""
+    """Return the pairs that `schedule` returned. Raise MethodFault unless all of them are pairs.
+
+    A pair is a method object and its session.
+    """
     what = "a list of its members"
     chosen: Sequence[tuple[Any, Any]] = check_return(method, "schedule", value, Sequence, what)
     if not all(isinstance(each, tuple) and len(each) == 2 for each in value):
@@ -72,13 +78,13 @@ def check_members(method: object, value: Any) -> Sequence[tuple[Any, Any]]:
 def check_steps(
     method: object, hook: str, value: Iterable[Step], sequences: int = 1
 ) -> Iterator[Step]:
-    """Yield the steps of `generate` or `generate_batch`.
+    """Yield the steps that `generate` or `generate_batch` yields, after checking each of them.
 
     Args:
-        sequences: number of sequences in the batch.
+        sequences: Number of sequences in the batch.
 
     Raises:
-        MethodFault: a value is not a step, or the step's sequence is not in the batch.
+        MethodFault: A value is not a step, or the step's sequence is not in the batch.
     """
     what = "an iterator of Steps (`yield session.step(draft, outcome)`)"
     if not hasattr(value, "__iter__"):
@@ -92,7 +98,7 @@ def check_steps(
 
 
 def _shorten(value: object) -> str:
-    """Return the type of a value and the beginning of its repr."""
+    """Return the type of a value and the beginning of its `repr`, for messages."""
     if value is None:
         return "None"
     text = " ".join(repr(value).split())

@@ -1,6 +1,7 @@
-"""Random primitives of decoding: `categorical` and `bernoulli`.
+"""Random primitives of decoding: the functions `categorical` and `bernoulli`.
 
-Methods and verification use only these two, so a test can replace them to enumerate all outcomes.
+Methods and verification draw random numbers only with these two functions. So a test can replace
+them to enumerate all outcomes.
 """
 
 from __future__ import annotations
@@ -19,32 +20,32 @@ class Random(Protocol):
     """Source of all random numbers in decoding."""
 
     def categorical(self, p: Tensor) -> Tensor:
-        """Draw one index from each distribution.
+        """Draw one index from each probability distribution.
 
         Args:
-            p: [..., V], non-negative with sum 1.
+            p: Distributions [..., V], non-negative with sum 1.
 
         Returns:
-            [...] int64.
+            Indices, int64 [...].
         """
 
     def bernoulli(self, a: Tensor) -> Tensor:
-        """Run trials in order until the first failure.
+        """Run random trials in order until the first failure.
 
         Args:
             a: [n], success probability of each trial.
 
         Returns:
-            [n] bool. Entries after the first failure are False, so the sum is the number of
-            successes before it.
+            bool [n]. Entries after the first failure are False. So the sum is the number of
+            successes before the first failure.
         """
 
 
 class SeededRandom:
-    """Random primitives with a torch generator, keyed by (seed, prompt, turn, repeat, worker).
+    """Random primitives with a torch generator, seeded by (seed, prompt, turn, repeat, worker).
 
     Args:
-        worker: The worker that draws; 0 is the target's.
+        worker: Index of the worker that draws. The target's worker has index 0.
     """
 
     def __init__(
@@ -64,18 +65,21 @@ class SeededRandom:
         )
 
     def categorical(self, p: Tensor) -> Tensor:
-        """See `Random`. It is argmax p / E with exponential noise E, which needs no device sync."""
+        """Draw one index from each distribution, without a device sync.
+
+        The index is argmax p / E with exponential noise E.
+        """
         race = torch.empty_like(p).exponential_(generator=self._generator)
         return (p / race).argmax(-1)
 
     def bernoulli(self, a: Tensor) -> Tensor:
-        """See `Random`."""
+        """Run random trials in order until the first failure."""
         u = torch.empty_like(a).uniform_(generator=self._generator)
         return (u < a).cumprod(0).bool()
 
 
 def draw_per_parent(chance: float, parents: Sequence[int], p: Tensor, random: Random) -> Tensor:
-    """Return a random bool for each node, [m]. It is the same for all children of a parent.
+    """Return a random bool for each node, [m]. All children of one parent get the same value.
 
     Args:
         chance: Probability of True.

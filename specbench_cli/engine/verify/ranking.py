@@ -1,6 +1,6 @@
 """Argmax and top-k of rows of scores, with the same results as torch but faster on a CPU.
 
-On a CPU torch's `argmax` and `topk` do not use vector instructions. For the rows of a tree they
+On a CPU, torch's `argmax` and `topk` do not use vector instructions. For the rows of a tree, they
 would take as long as some of the target's layers.
 """
 
@@ -21,14 +21,21 @@ FEW = 16
 
 
 def argmax(rows: Tensor) -> Tensor:
-    """Return the index of each row's greatest entry, the first of equals: [r, V] to [r] int64."""
+    """Return the index of the largest entry in each row of [r, V], as int64 [r].
+
+    If several entries are equal, the first one counts.
+    """
     if rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64):
         return torch.from_numpy(rows.numpy().argmax(-1))
     return rows.argmax(-1)
 
 
 def top(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return each row's k greatest entries, best first: [r, V] to values and indices [r, k]."""
+    """Return the k largest entries of each row of [r, V], largest first.
+
+    Returns:
+        Values [r, k] and indices [r, k].
+    """
     found = _search_short_rows(rows, k)
     if found is None:
         return _search_rows(rows, k)
@@ -37,13 +44,15 @@ def top(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def top_indices(rows: Tensor, k: int) -> Tensor:
-    """Return the indices of `top`."""
+    """Return only the indices [r, k] of the k largest entries of each row."""
     found = _search_short_rows(rows, k)
     return _search_rows(rows, k)[1] if found is None else host.ids(found[1], rows.device)
 
 
 def top_lists(rows: Tensor, k: int) -> tuple[list[list[float]], list[list[int]]]:
-    """Return `top` as lists. Waits for the device."""
+    """Return the values and indices of the k largest entries of each row, as lists. Waits for the
+    device.
+    """
     found = _search_short_rows(rows, k)
     if found is None:
         best = _search_rows(rows, k)
@@ -58,7 +67,7 @@ def _search_rows(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if rows.device.type != "cpu" or rows.shape[1] < LONG:
         best = rows.topk(k)
         return best.values, best.indices
-    # The k greatest entries are in the k chunks with the greatest maxima.
+    # Search only the k chunks with the largest maxima: they contain the k largest entries.
     short = -rows.shape[1] % CHUNK
     if short:
         rows = torch.nn.functional.pad(rows, (0, short), value=-torch.inf)
@@ -71,15 +80,15 @@ def _search_rows(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _search_short_rows(rows: Tensor, k: int) -> tuple[list[list[float]], list[list[int]]] | None:
-    """Return the k greatest entries of short rows on a CPU, by k calls of argmax.
+    """Return the k largest entries of short rows on a CPU, by k calls of argmax.
 
     Return None if another way is faster, or if a row has fewer than k finite entries.
     """
     is_short = k <= FEW and rows.shape[1] < LONG and rows.dtype in (torch.float32, torch.float64)
     if not is_short or rows.device.type != "cpu":
         return None
-    # Each entry that was found is overwritten, and restored at the end. Rows that share memory
-    # (`expand`) need a copy for that.
+    # The loop overwrites each entry that it found, and restores it at the end. If rows share memory
+    # (`expand`), it needs a copy.
     numbers = rows.numpy() if rows.is_contiguous() else rows.numpy().copy()
     lines = [*numbers]
     at: list[list[int]] = [[] for _ in lines]

@@ -1,9 +1,8 @@
-"""Sampling parameters, the distribution that a token is drawn from, and the noise of coupled
-sampling.
+"""Sampling parameters, the target's distribution of the next token, and coupled sampling noise.
 
-The logits are changed in the order of transformers' generation: contrast and logits processor,
-temperature, top-k, top-p, softmax. The result is called the warped distribution. Greedy decoding
-takes the argmax of the logits and has no temperature.
+The logits are changed in the same order as in transformers' generation: contrastive decoding and
+logits processor, temperature, top-k, top-p, softmax. The result is called the warped distribution.
+Greedy decoding takes the argmax of the logits and has no temperature.
 
 In coupled sampling, the target's token is argmax(log p + Gumbel noise). The noise depends only on
 seed, prompt and position, so all methods emit the same text.
@@ -29,9 +28,10 @@ from specbench_cli.engine.verify.uscd import Contrast
 class Sampling:
     """Decoding rule of a run.
 
-    temperature: 0 for greedy, above 0 otherwise. top_k 0 and top_p 1 disable the cuts.
-    contrast: Contrast applied to the target's logits. None means no contrast.
-    processor: Logits processor applied after the contrast. None means no processor.
+    temperature: 0 for greedy decoding, above 0 otherwise.
+    top_k, top_p: 0 disables top-k, and 1 disables top-p.
+    contrast: Contrastive decoding, which changes the target's logits. None disables it.
+    processor: Logits processor, which runs after the contrastive decoding. None disables it.
     """
 
     rule: Rule = "greedy"
@@ -48,21 +48,23 @@ class Sampling:
 
     @property
     def draws(self) -> bool:
-        """True under rejection sampling, where a method reproduces only the output's distribution.
+        """True under rejection sampling, where only the distribution of the output is reproducible.
 
-        Under the other rules it reproduces the same tokens.
+        Under greedy decoding and coupled sampling, every lossless method reproduces the same
+        tokens.
         """
         return self.rule in ("rejection", "block")
 
 
 def warp_logits(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Return logits divided by the temperature, with -inf outside of top-k and top-p.
+    """Return logits divided by the temperature, with -inf for tokens outside of top-k and top-p.
 
     Args:
         logits: [..., V], any floating type.
 
     Returns:
-        [..., V] in float32, or float64 for float64 logits. The same tensor if nothing changes.
+        [..., V] in float32, or in float64 for float64 logits. If nothing changes, the input tensor
+        itself.
     """
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if sampling.temperature != 1.0:
@@ -73,24 +75,27 @@ def warp_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1.0:
         ordered, index = scores.sort(dim=-1, descending=True, stable=True)
         mass = ordered.softmax(-1)
-        # Keep the tokens for which the total probability of more likely ones is below top_p.
+        # Keep a token if the total probability of all more likely tokens is below top_p.
         outside = (mass.cumsum(-1) - mass) >= sampling.top_p
         scores = scores.masked_fill(outside.scatter(-1, index, outside), -math.inf)
     return scores
 
 
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Return the warped distribution, [..., V], which sums to 1."""
+    """Return the distribution [..., V] after temperature, top-k and top-p."""
     return warp_logits(logits, sampling).softmax(-1)
 
 
 def log_warp(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Return the logarithm of the warped distribution, [..., V]; -inf outside of the cuts."""
+    """Return the logarithm of the distribution after temperature, top-k and top-p.
+
+    Tokens outside of top-k and top-p get -inf.
+    """
     return warp_logits(logits, sampling).log_softmax(-1)
 
 
 def hash_key(*parts: object) -> int:
-    """Return a 64-bit key of any printable parts, the same on every machine."""
+    """Return a 64-bit hash of any printable parts. It is the same on every machine."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
@@ -99,24 +104,24 @@ _LOW = 0xFFFFFFFF
 
 
 def philox(counter: Tensor, key: int) -> Tensor:
-    """Return Philox4x32-10 random words (Salmon et al., SC 2011).
+    """Return random words of the generator Philox4x32-10 (Salmon et al., SC 2011).
 
-    Uses int64 arithmetic, so that CPU and GPU agree.
+    The function uses int64 arithmetic, so that CPU and GPU give the same words.
 
     Args:
-        counter: [4, ...] int64, each word in [0, 2**32).
-        key: 64 bits; the low word is the first key word.
+        counter: int64 [4, ...], each word in [0, 2**32).
+        key: 64 bits. The low 32 bits are the first key word.
 
     Returns:
-        [4, ...] int64, each word uniform in [0, 2**32).
+        int64 [4, ...], each word uniform in [0, 2**32).
     """
     near = counter.device.type == "cpu"
-    # On a CPU NumPy takes a third of torch's time. Its int64 arithmetic wraps in the same way.
+    # On a CPU, NumPy takes a third of torch's time. Its int64 arithmetic overflows in the same way.
     words: Any = counter.numpy().reshape(4, -1) if near else counter.unbind(0)
     c0, c1, c2, c3 = words
     k0, k1 = key & _LOW, key >> 32
     for _ in range(10):
-        # int64 products wrap modulo 2**64, which keeps all 64 bits of the unsigned product.
+        # int64 products overflow modulo 2**64. So they keep all 64 bits of the unsigned product.
         p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
         c0, c1, c2, c3 = (
             ((p1 >> 32) & _LOW) ^ c1 ^ k0,
@@ -130,10 +135,11 @@ def philox(counter: Tensor, key: int) -> Tensor:
 
 
 class Noise:
-    """Gumbel noise, keyed by (seed, prompt, turn, output index) and indexed by target token id.
+    """Gumbel noise for each output index and target token id, from (seed, prompt, turn).
 
-    It does not depend on the draft, so `argmax(log p + noise)` is the same token whatever was
-    proposed. The noise is computed in blocks of positions, and the last two blocks are cached.
+    The noise does not depend on the draft. So `argmax(log p + noise)` is the same token, whatever
+    the method proposed. The noise is computed in blocks of positions, and the last two blocks are
+    cached.
     """
 
     def __init__(
@@ -142,12 +148,12 @@ class Noise:
         self._key = hash_key("noise", seed, prompt_id, turn)
         self._vocab = vocab
         self._device = device
-        # A block has about a million numbers: few calls, and little memory.
+        # A block has about a million numbers. This limits both the number of calls and the memory.
         self._block = max(1, min(32, (1 << 20) // vocab))
         self._blocks: dict[int, Tensor] = {}
 
     def rows(self, first: int, n: int) -> Tensor:
-        """Return the noise of the output positions first to first + n - 1: [n, V] float32."""
+        """Return the noise float32 [n, V] of the output positions first to first + n - 1."""
         start, stop = first // self._block, (first + n - 1) // self._block
         parts = [self._make(b) for b in range(start, stop + 1)]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -155,7 +161,7 @@ class Noise:
         return whole[offset : offset + n]
 
     def clear(self) -> None:
-        """Drop the cached blocks. They are computed again when needed."""
+        """Delete the cached blocks. They are computed again when they are needed."""
         self._blocks.clear()
 
     def _make(self, block: int) -> Tensor:

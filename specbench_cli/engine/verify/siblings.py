@@ -1,7 +1,8 @@
-"""Lossless verification of trees, as pure functions. They return the accepted path.
+"""Lossless verification of trees, as pure functions that return the accepted path.
 
-All functions walk down from the root. At each node they accept one of its children and continue
-there, or commit a token of the target and stop. They differ in how the children were chosen:
+All functions walk down from the root. At each node they accept one of the node's children and
+continue there, or they commit a token of the target and stop. The functions differ in how the
+children were chosen:
 
 * `match` is for greedy decoding and coupled sampling. The target has chosen a token at each node,
   as in `chain.match`. A child with this token is accepted.
@@ -10,11 +11,11 @@ there, or commit a token of the target and stop. They differ in how the children
 * `multi_round` is for children that were drawn from a draft distribution, with or without
   replacement.
 
-Each function draws once per node, or once per child in a fixed order. It must not draw once per
-path and keep the longest one, because that would favour draft tokens.
+Each function draws random numbers once per node, or once per child in a fixed order. It must not
+draw once per path and keep the longest path, because that would favour draft tokens.
 
-`walk_relaxed` combines one of these rules with an accept rule. If the lossless rule accepts no
-child of a node, it takes the first child, in test order, that the accept rule keeps.
+`walk_relaxed` combines one of these rules with a lossy accept rule. If the lossless rule accepts no
+child of a node, `walk_relaxed` takes the first child that the accept rule keeps.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from specbench_cli.former_names import get_renamed
 def remaining_distribution(q: Tensor, drawn: Sequence[int] | Tensor) -> Tensor:
     """Return the distribution of the next draw without replacement, in float64.
 
-    If all tokens with a positive q were drawn, the remaining tokens are equally likely (as in
+    If all tokens with q > 0 were already drawn, the remaining tokens are equally likely (as in
     Sequoia, Chen et al. 2024, arXiv:2402.12374). So up to V children can be drawn.
 
     Args:
         q: [..., V], the distribution of the first draw.
-        drawn: Ids of the earlier draws. [..., k] for several distributions.
+        drawn: Token ids of the earlier draws. [..., k] for several distributions.
     """
     at = drawn if isinstance(drawn, Tensor) else host.ids(drawn, q.device)
     left = q.double().scatter(-1, at, 0.0)
@@ -56,21 +57,22 @@ def match(tree: Tree, tokens: Sequence[int], choices: Sequence[int]) -> Path:
     """Return the path of nodes that equal the target's choices, from the root down.
 
     Args:
-        tokens: m ids.
-        choices: m + 1 ids, the target's choice at the root and at each node.
+        tokens: m token ids, one per node.
+        choices: m + 1 token ids, the target's choice at the root and at each node.
     """
     return _descend(tree, tokens, lambda row: choices[row])
 
 
 def point_mass(tree: Tree, tokens: Sequence[int], p: Tensor, random: Random) -> tuple[Path, Tensor]:
-    """Verify children that were chosen without a draw, in any number and order.
+    """Verify children that were chosen without a random draw, in any number and order.
 
     Args:
-        tokens: m ids.
-        p: [m + 1, V], the target's warped distribution at the root and at each node.
+        tokens: m token ids, one per node.
+        p: [m + 1, V], the target's distribution at the root and at each node, after temperature,
+            top-k and top-p.
 
     Returns:
-        (path, next): the accepted nodes and, as int64 scalar, the token after them.
+        (path, next): the accepted nodes, and the token after them as an int64 scalar.
     """
     drawn: list[Tensor] = []
 
@@ -104,13 +106,15 @@ def multi_round(
       sampling of RSD (Jeon et al. 2024, arXiv:2402.14160).
 
     Args:
-        tokens: m ids, siblings in `tree.children` in the order of their draws.
-        q: [m, V], the distribution of each node's first sibling. Equal for siblings without
-            replacement.
-        p: [m + 1, V], the target's warped distribution at the root and at each node.
+        tokens: m token ids, one per node. `tree.children` lists siblings in the order of their
+            draws.
+        q: [m, V], for each node the draft distribution of its first sibling. Siblings drawn without
+            replacement have equal rows.
+        p: [m + 1, V], the target's distribution at the root and at each node, after temperature,
+            top-k and top-p.
 
     Returns:
-        (path, next): the accepted nodes and, as int64 scalar, the token after them.
+        (path, next): the accepted nodes, and the token after them as an int64 scalar.
     """
     path: list[int] = []
     while True:
@@ -131,7 +135,9 @@ def _test_children(
     *,
     replacement: bool,
 ) -> tuple[int | None, Tensor]:
-    """Return the accepted child of a node, or None and the distribution of the next token."""
+    """Return the accepted child of a node. If all are rejected, return None and the next token's
+    distribution.
+    """
     r = p[node + 1].double()  # float32 is too imprecise for the residuals of several rounds
     tested: list[int] = []
     for child in tree.children[node]:
@@ -155,15 +161,16 @@ The function returns the token to commit if no child is kept."""
 def walk_relaxed(
     tree: Tree, take: Callable[[int], NodeDecision], passes: Sequence[bool]
 ) -> tuple[Path, frozenset[int], Tensor]:
-    """Walk down a tree with a lossless rule and an accept rule.
+    """Walk down a tree with a lossless rule and a lossy accept rule.
 
     Args:
-        take: The lossless rule at a node: `choice_test`, `draw_test` or `rounds_test`.
+        take: Function that applies the lossless rule at one node: the result of `choice_test`,
+            `draw_test` or `rounds_test`.
         passes: For each node, whether the accept rule keeps it (`decide.relaxed_mask`).
 
     Returns:
-        (path, passed, next): the kept nodes, those of them that only the accept rule kept, and the
-        token after them.
+        (path, passed, next): the kept nodes, those kept nodes that the lossless rule rejected, and
+        the token after them.
     """
     path: list[int] = []
     passed: list[int] = []
@@ -181,11 +188,11 @@ def walk_relaxed(
 def choice_test(
     tree: Tree, tokens: Sequence[int], choice_ids: Sequence[int], choices: Tensor
 ) -> Callable[[int], NodeDecision]:
-    """Return `match` as a function that decides at one node, for `walk_relaxed`.
+    """Return a function that applies the rule `match` at one node, for `walk_relaxed`.
 
     Args:
         choice_ids: The target's choices [m + 1] on the host.
-        choices: The same on the device.
+        choices: The same choices on the device.
     """
     return lambda node: (
         find_child(tree, tokens, node, choice_ids[node + 1]),
@@ -196,7 +203,7 @@ def choice_test(
 def draw_test(
     tree: Tree, tokens: Sequence[int], p: Tensor, random: Random
 ) -> Callable[[int], NodeDecision]:
-    """Return `point_mass` as a function that decides at one node, for `walk_relaxed`."""
+    """Return a function that applies the rule `point_mass` at one node, for `walk_relaxed`."""
 
     def take(node: int) -> NodeDecision:
         drawn = random.categorical(p[node + 1])
@@ -208,7 +215,7 @@ def draw_test(
 def rounds_test(
     tree: Tree, tokens: Sequence[int], q: Tensor, p: Tensor, random: Random, *, replacement: bool
 ) -> Callable[[int], NodeDecision]:
-    """Return `multi_round` as a function that decides at one node, for `walk_relaxed`."""
+    """Return a function that applies the rule `multi_round` at one node, for `walk_relaxed`."""
 
     def take(node: int) -> NodeDecision:
         child, r = _test_children(tree, tokens, q, p, random, node, replacement=replacement)

@@ -1,4 +1,4 @@
-"""Verifier of a session: it decides drafts from the target's logits."""
+"""Verifier of a session, which accepts or rejects draft tokens from the target's logits."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ class Verifier:
     Args:
         prompt_id: Id of the prompt, for messages.
         text: The text that the drafts continue.
-        chooser: The decoding rule.
-        validator: Checks of the drafts.
+        chooser: The object that knows the decoding rule.
+        validator: Validator of the drafts.
         processing: Logits processor of the run. None leaves the logits unchanged.
         meter: Trace of the forwards, with the latest logits of the draft models.
-        place: Index of the sequence in its batch. None means that it is decoded alone.
-        step_log: Record of what was verified.
-        recording: Recorded output, whose tokens decide instead of the target (replay). None means
-            that the target decides.
+        place: Index of the sequence in its batch. None for a sequence that is decoded alone.
+        step_log: Record of the verified drafts.
+        recording: Recorded output, whose tokens replace the target's choices in a replay. None
+            means that the target decides.
 
     Attributes:
         scoring: The target's forwards.
-        weakened: Reader of the weakened prompt. None without a contrast.
-        rows: The target's logits for the last verified draft. None before the first one.
+        weakened: Object that runs the target on the weakened prompt. None without contrastive
+            decoding.
+        rows: The target's logits for the last verified draft. None before the first draft.
     """
 
     scoring: Scoring
@@ -72,7 +73,9 @@ class Verifier:
         self.rows: Tensor | None = None
 
     def verify(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
-        """Decide a draft from the target's logits; see `Session.verify`."""
+        """Accept or reject the tokens of a draft, from the target's logits, as `Session.verify`
+        does.
+        """
         if rows.shape[0] != draft.nodes + 1:
             self._validator.run(check_rows, draft, rows.shape[0])
         self.rows = rows
@@ -83,7 +86,9 @@ class Verifier:
         return self.decide(draft, rows, accept)
 
     def decide(self, draft: Draft, rows: Tensor, accept: AcceptRule | None = None) -> Outcome:
-        """Decide a draft, or the first token after the prompt, which has no draft."""
+        """Accept or reject the tokens of a draft. After the prompt, choose the first token without
+        a draft.
+        """
         tree = None if draft.parents is None else build_tree(draft.parents, draft.order)
         random, drafters = self._chooser.random, self._meter.pop_largest_logits(self._place)
         rows = self._chooser.align(rows)
@@ -129,7 +134,7 @@ class Verifier:
         return outcome
 
     def _process(self, draft: Draft, rows: Tensor) -> Tensor:
-        """Apply the run's contrast and logits processor to the logits."""
+        """Apply the run's contrastive decoding and logits processor to the logits."""
         if self.weakened is not None:
             rows = self.weakened.apply_contrast(draft, rows)
         if self._processing is None:
@@ -142,12 +147,19 @@ class Verifier:
             raise self._with_step(fault) from None
 
     def _with_step(self, fault: ArithmeticError) -> ArithmeticError:
-        """Return an error about the target's numbers with its prompt and step (0: prefill)."""
+        """Return the error with the prompt and the step added to its message.
+
+        The error is about non-finite numbers. The prefill is step 0.
+        """
         at = f"{self._prompt_id}, step {self._text.steps}"
         return ArithmeticError(f"{at}: {fault}")
 
     def _distributions(self, rows: Tensor) -> Tensor:
-        """Return the distributions that an accept rule gets; see `accept`."""
+        """Return the target's distributions [..., V] that the accept rule gets.
+
+        Under greedy decoding they are the softmax of the logits. Otherwise they include
+        temperature, top-k and top-p.
+        """
         if self._sampling.rule != "greedy":
             return self._chooser.warp(rows)
         return rows.to(torch.promote_types(rows.dtype, torch.float32)).softmax(-1)

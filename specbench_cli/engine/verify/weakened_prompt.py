@@ -1,4 +1,7 @@
-"""The target's second forward in a run with a contrast (`uscd`), over the weakened prompt."""
+"""The target's second forward in a run with contrastive decoding (`uscd`).
+
+The second forward reads the weakened prompt.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ from specbench_cli.engine.verify.uscd import Contrast
 
 
 class WeakenedPromptReader:
-    """Reader of the weakened prompt: it scores each draft a second time, after that prompt.
+    """Object that scores each draft a second time with the target, after the weakened prompt.
 
-    Its state keeps the rows of committed tokens, as the target's state does. Its forwards count as
-    the target's.
+    Its model state keeps the rows of committed tokens, as the target's main state does. Its
+    forwards count as forwards of the target.
 
     Args:
-        target: The metered target.
-        state: State of the target, for this reader only.
-        prompt: The request's prompt.
+        target: The target, with metered forwards.
+        state: A state of the target that only this object uses.
+        prompt: The request's full prompt.
         longest: Maximum number of output tokens.
         place: Index of the sequence in its batch.
     """
@@ -39,30 +42,31 @@ class WeakenedPromptReader:
         place: int = 0,
     ) -> None:
         self._contrast = contrast
-        # This text needs no stop rule: the tokens that it gets were already cut by the session's
-        # rule.
+        # This text needs no stop rule, because the session's stop rule has already shortened the
+        # outcomes that it gets.
         self._text = Text(contrast.weaken(prompt), StopRule(frozenset(), longest), target.device)
         self._scoring = Scoring(target, state, self._text, place)
         self._kept = 0  # end of the committed tokens in the state
         self._has_draft_rows = False  # True if rows of a draft follow them
 
     def set_state(self, state: State) -> None:
-        """Set another state, before the first forward."""
+        """Replace the model state, before the first forward."""
         self._scoring.state = state
 
     def apply_contrast(self, draft: Draft, rows: Tensor) -> Tensor:
-        """Return the contrasted logits at the root and the nodes of a draft, or after the prompt.
+        """Return the logits after contrastive decoding, at the root and nodes of a draft, or after
+        the prompt.
 
-        It runs one forward over the weakened prompt's text.
+        The function runs one target forward over the weakened prompt and the text after it.
 
         Args:
-            rows: [m + 1, V], or [m, V] without the row of a chain's last node. They are not
-                changed.
+            rows: Logits [m + 1, V], or [m, V] without the row of a chain's last node. The function
+                does not change them.
         """
         return self._contrast.apply(rows, self._read(draft, rows.shape[0]))
 
     def commit(self, outcome: Outcome) -> None:
-        """Keep the rows of the committed tokens, without the last one."""
+        """Keep the rows of the committed tokens, except for the last token."""
         prompt = range(self._text.prompt_length) if not self._text.position else None
         self._text.append(outcome)
         if self._has_draft_rows:
@@ -71,7 +75,7 @@ class WeakenedPromptReader:
         self._has_draft_rows, self._kept = False, self._scoring.state.position()
 
     def _read(self, draft: Draft, n: int) -> Tensor:
-        """Return the logits [n, V] after the weakened prompt."""
+        """Run the target with the weakened prompt. Return the logits [n, V]."""
         scoring, text = self._scoring, self._text
         if self._has_draft_rows:  # rows of a draft without a commit
             scoring.state.rollback(0, self._kept)

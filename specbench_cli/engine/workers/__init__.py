@@ -1,1 +1,1 @@
-"""Workers that draft in parallel with the target."""
+"""Workers that run a method's draft model in parallel with the target."""

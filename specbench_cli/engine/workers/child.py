@@ -1,7 +1,8 @@
 """Main function of the draft process: it loads the draft model and handles orders.
 
-The process ends when its parent ends for any reason. On Linux the kernel kills it. On other systems
-it notices that the other end of the doorbell is closed.
+An order is a message from the method to its drafter. The draft process ends when its parent process
+ends for any reason. On Linux, the kernel kills it. On other systems, it detects that the parent's
+end of the socket (the doorbell) is closed.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ def serve(
     orders: MessageBuffer,
     replies: MessageBuffer,
 ) -> None:
-    """Run the draft process until the other side is gone.
+    """Run the draft process until the parent process ends or closes the connection.
 
     Args:
-        parent: PID of the parent. This process ends with it.
+        parent: PID of the parent process.
         load_draft: Function that loads the draft model.
     """
     exit_with_parent(parent)
@@ -91,7 +92,7 @@ def _handle_orders(
     orders: MessageBuffer,
     replies: MessageBuffer,
 ) -> None:
-    """Handle orders one after another, and send a reply to each."""
+    """Handle the method's orders one after another, and send a reply to each."""
     workspace = Workspace({"draft": decoder}, 0)
     while True:
         received = bell.wait()
@@ -123,7 +124,7 @@ def _handle_orders(
 
 
 def import_by_path(module: str, file: str | None) -> None:
-    """Import the module of a drafter class. The module of a plug-in is imported from its file."""
+    """Import the module of a drafter class. If a plug-in defines it, import it from its file."""
     if file is None or module in sys.modules or importlib.util.find_spec(module) is not None:
         return
     spec = importlib.util.spec_from_file_location(module, file)
@@ -151,7 +152,7 @@ def _encode_forwards(forwards: list[Forward]) -> list[int]:
 
 
 def decode_forwards(encoded: tuple[int, ...], model: str, worker: int) -> list[Forward]:
-    """Return the forwards that `_encode_forwards` encoded as integers."""
+    """Return forwards from the integers that `_encode_forwards` created."""
     forwards = []
     for at in range(0, len(encoded), FORWARD_FIELDS):
         role, batch, n_tokens, first, last, t0, t1, bits = encoded[at : at + FORWARD_FIELDS]
@@ -162,7 +163,9 @@ def decode_forwards(encoded: tuple[int, ...], model: str, worker: int) -> list[F
 
 
 def _describe_error(error: Exception) -> tuple[bool, str, str | None]:
-    """Return whether an error is a `SpecbenchError`, its message and its hint."""
+    """Return three facts about an error: whether it is a `SpecbenchError`, its message and its
+    hint.
+    """
     if isinstance(error, SpecbenchError):
         return True, error.message, error.hint
     frames = traceback.extract_tb(error.__traceback__)

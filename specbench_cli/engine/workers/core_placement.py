@@ -1,4 +1,4 @@
-"""Placement of processes on CPU cores, and their number of threads."""
+"""Assignment of processes to CPU cores, and their number of threads."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ _CORES = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True, slots=True)
 class CorePlacement:
-    """CPU cores of a process, which has one thread per core. No cores means no pinning.
+    """CPU cores of a process, which runs one thread per core. If empty, the process is not pinned.
 
-    A process with a GPU uses these cores for its work on the host.
+    A process with a GPU uses these cores for its CPU work.
     """
 
     cores: tuple[int, ...] = ()
 
 
 def split_cores() -> tuple[CorePlacement, CorePlacement]:
-    """Split the cores of this process into two halves: the target's and the draft's.
+    """Split the cores of this process into two halves: for the target, and for the draft model.
 
-    Hyperthreads of a physical core go to the same half, so that the halves do not compete for it.
+    Hyperthreads of one physical core are in the same half, so that target and draft model do not
+    compete for it.
     """
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     cores.sort(key=_physical_core)
@@ -39,7 +40,7 @@ def split_cores() -> tuple[CorePlacement, CorePlacement]:
 
 
 def _physical_core(core: int) -> tuple[int, int]:
-    """Return the package and the physical core of a logical core."""
+    """Return the package number and the physical core number of a logical core."""
     topology = _CORES / f"cpu{core}" / "topology"
     try:
         package, own = (
@@ -51,7 +52,7 @@ def _physical_core(core: int) -> tuple[int, int]:
 
 
 def apply_placement(placement: CorePlacement) -> None:
-    """Pin all threads of this process to the cores of a placement."""
+    """Pin all threads of this process to some CPU cores."""
     if placement.cores:
         torch.set_num_threads(len(placement.cores))
         for task in _thread_ids():
@@ -60,7 +61,7 @@ def apply_placement(placement: CorePlacement) -> None:
 
 @contextmanager
 def use_placement(placement: CorePlacement) -> Iterator[None]:
-    """Pin this process to a placement, and restore its cores and threads afterwards."""
+    """Pin this process to some cores. At the end of the context, restore its cores and threads."""
     threads, tasks = torch.get_num_threads(), _thread_ids()
     before = {task: _affinity(task) for task in tasks}
     apply_placement(placement)
@@ -75,7 +76,7 @@ def use_placement(placement: CorePlacement) -> Iterator[None]:
 
 
 def _thread_ids() -> list[int]:
-    """Return the ids of all threads of this process. Each one must be pinned separately."""
+    """Return the ids of all threads of this process. Each thread must be pinned separately."""
     return [int(task.name) for task in _TASKS.iterdir()] if _TASKS.is_dir() else []
 
 

@@ -1,4 +1,7 @@
-"""Base class of the drafters of parallel methods, and the session that a drafter uses."""
+"""Base class of drafters, and the session that a drafter uses.
+
+A drafter is the part of a parallel method that drafts while the target verifies.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ class DraftRequest:
     """Description of a request for a drafter. It can be sent to another process.
 
     Attributes:
-        capacity: Number of rows that its states need.
+        capacity: Number of rows that the drafter's model states need.
         vocab_size: Vocabulary size of the target.
-        source: See `Request`.
+        source: Further input, such as encoder ids or images.
     """
 
     prompt_id: str
@@ -49,12 +52,12 @@ class DraftSession:
     """Interface through which a drafter drafts for one request.
 
     Attributes:
-        model: The draft model, metered.
-        text: The prompt, the committed tokens that the drafter received, and its own draft tokens.
-            The drafter must update it. The rows of its states belong to these tokens.
+        model: The draft model, with metered forwards.
+        text: The prompt, the committed tokens that the drafter received, and the drafter's own
+            draft tokens. The drafter must update it. The rows of its states belong to these tokens.
         prompt_length: Number of prompt tokens.
-        chooser: Chooser of draft tokens. Positions are indices in the output.
-        states: Allocated states, each with its model.
+        chooser: Object that chooses draft tokens. It counts positions from the start of the output.
+        states: Allocated model states, each with its model.
     """
 
     def __init__(
@@ -83,18 +86,18 @@ class DraftSession:
         return state
 
     def pending_tokens(self, length: int) -> Tokens:
-        """Return the tokens of the text that a state with `length` rows has not processed."""
+        """Return the tokens of the text that a model state with `length` rows has not processed."""
         return Tokens(host.ids([self.text[length:]], self.device))
 
     @property
     def position(self) -> int:
-        """Output index of the token after the text."""
+        """Index in the output of the token that follows the text."""
         return len(self.text) - self.prompt_length
 
 
 @renamed_members(desk="session")
 class Drafter(ABC):
-    """The drafting side of a parallel method. It handles orders and returns answers.
+    """The drafting part of a parallel method. It handles orders of the method and returns answers.
 
     Answers must depend only on the prompt, the orders and `session.chooser`, so that the drafter
     can run in any worker. Define the class at the top level of a module, so that another process
@@ -110,11 +113,11 @@ class Drafter(ABC):
 
     @abstractmethod
     def handle(self, message: Message) -> Message | None:
-        """Handle an order. Return the answer, or None if the order has none."""
+        """Handle an order of the method. Return the answer, or None if the order has no answer."""
 
 
 def _create_chooser(request: DraftRequest, device: torch.device) -> Chooser:
-    """Return a chooser with the target's noise and the drafter's own random draws."""
+    """Return a chooser that shares the target's noise, but makes its own random draws."""
     who = (request.sampling.seed, request.prompt_id, request.turn)
     return Chooser(
         request.sampling,

@@ -12,11 +12,11 @@ from specbench_cli.engine.types import Forward
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """An order to a drafter, or its answer.
+    """An order from the method to its drafter, or the drafter's answer.
 
     Attributes:
         ints: Integers, such as tokens and lengths. The method defines their meaning.
-        rows: [k, V] float32, distributions that tokens were drawn from, or log-probabilities. None
+        rows: float32 [k, V]: distributions that tokens were drawn from, or log-probabilities. None
             if none are needed. The receiver gets a copy on its own device.
     """
 
@@ -31,17 +31,17 @@ class Message:
 
 @dataclass(slots=True)
 class Reply:
-    """Reply to an order, with or without an answer.
+    """Reply of a worker to an order, with or without an answer.
 
     Times are in ns of the monotonic clock, which all processes of a machine share.
 
     Attributes:
         number: Number of the order.
         message: The answer, or None.
-        forwards: Forwards since the last reply.
+        forwards: Forwards that the drafter has run since the last reply.
         read_ns: Time when the worker read the order.
         sent_ns: Time when the worker sent this reply.
-        received_ns: Time when the target read this reply.
+        received_ns: Time when the target's process read this reply.
     """
 
     number: int

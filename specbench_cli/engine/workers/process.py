@@ -1,8 +1,8 @@
-"""Drafters in a separate process, on other cores or another GPU.
+"""Drafters in a separate process, on other CPU cores or another GPU.
 
-The process is a new interpreter that loads the draft model and handles one request after another.
-It ends when its transport is closed, when it does not answer in time, or when its parent process
-ends. Messages go through shared memory. Nothing is pickled during decoding.
+The process is a new Python interpreter. It loads the draft model and handles one request after
+another. It ends when its transport is closed, when it does not answer in time, or when its parent
+process ends. Messages go through shared memory. Nothing is pickled during decoding.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ LOAD_TIMEOUT_S = 600.0
 
 
 class ProcessTransport(Transport):
-    """Transport with one process for the drafters of a workspace, started on first use.
+    """Transport with one process that runs all drafters of a workspace. It starts on first use.
 
     Args:
-        target: Cores of this process.
-        draft: Cores of the draft process.
-        timeout: Seconds to wait for an answer before the worker counts as lost.
+        target: CPU cores of this process.
+        draft: CPU cores of the draft process.
+        timeout: Seconds to wait for an answer. After that, the draft process counts as lost.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class ProcessTransport(Transport):
 
     @property
     def pid(self) -> int | None:
-        """PID of the draft process, or None if it was not started."""
+        """PID of the draft process, or None if it has not been started."""
         return None if self._process is None else self._process.pid
 
     def start_worker(self, request: WorkerRequest) -> Worker:
-        """See `Transport`.
+        """Start a drafter on a request in the draft process, beginning with the drafter's prefill.
 
         Raises:
             WorkerLost: The process does not start.
@@ -78,26 +78,26 @@ class ProcessTransport(Transport):
 
     @contextmanager
     def pin_target(self) -> Iterator[None]:
-        """See `Transport`."""
+        """Pin this process to the target's cores within the context."""
         with use_placement(self._target):
             yield
 
     def close(self) -> None:
-        """See `Transport`."""
+        """Stop the draft process."""
         if self._process is not None:
             self._process.stop()
             self._process = None
 
 
 class DraftProcess:
-    """Handle of the draft process in the parent process.
+    """Handle of the draft process, which the parent process uses.
 
     Attributes:
         pid: PID of the process.
-        model: Name of the draft model in traces; empty until it is loaded.
-        last_order: Number of the last order.
-        last_reply: Number of the last reply.
-        has_stopped: Whether `stop` ended the process.
+        model: Name of the draft model in traces. Empty until the model is loaded.
+        last_order: Number of the last order that was sent.
+        last_reply: Number of the last reply that was received.
+        has_stopped: True if `stop` ended the process.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class DraftProcess:
         self._pipe, child_pipe = context.Pipe()
         self._orders, self._replies = (MessageBuffer.create(MAX_ROWS, vocab) for _ in range(2))
         self._bell = Doorbell(own_end)
-        # A spawned process inherits only the file descriptors in its arguments.
+        # A new process inherits only the file descriptors that are in its arguments.
         self._process = context.Process(
             target=serve,
             args=(
@@ -138,7 +138,7 @@ class DraftProcess:
         self.pid = self._process.pid
 
     def send_signal(self, number: int, what: int) -> None:
-        """Signal an order or a request. Raise WorkerLost if the process is gone."""
+        """Send a signal about an order or a request. Raise WorkerLost if the process has ended."""
         self.last_order = number
         try:
             self._bell.ring(number, what)
@@ -146,7 +146,7 @@ class DraftProcess:
             self._raise_lost()
 
     def start_request(self, number: int, request: WorkerRequest) -> None:
-        """Start a request, after waiting for the replies of the previous one."""
+        """Start a request, after waiting for all replies of the previous request."""
         if not self.model:
             self._wait_for_signal(LOAD_TIMEOUT_S)
             self.model = self._pipe.recv()
@@ -162,10 +162,10 @@ class DraftProcess:
             self._raise_lost()
 
     def send_order(self, number: int, message: Message) -> None:
-        """Send an order.
+        """Send an order to the drafter.
 
         Raises:
-            MethodFault: Too many orders are open, or the message is too large.
+            MethodFault: Too many orders have no reply yet, or the message is too large.
         """
         if number - self.last_reply > SLOTS:
             raise MethodFault(f"more than {SLOTS} orders are open: receive the answers first")
@@ -173,7 +173,7 @@ class DraftProcess:
         self.send_signal(number, ORDER)
 
     def receive_reply(self, timeout: float | None, device: torch.device) -> Reply:
-        """Return the next reply, with its rows on a device."""
+        """Return the next reply. Its rows are on the given device."""
         number = self._wait_for_signal(self._timeout if timeout is None else timeout)
         received_ns = time.perf_counter_ns()
         (read_ns, sent_ns, n, *rest), rows = self._replies.read(number, device)
@@ -196,7 +196,7 @@ class DraftProcess:
         self._replies.close()
 
     def _wait_for_signal(self, timeout: float) -> int:
-        """Wait for the next signal and return its number. Raise the error of a failed order."""
+        """Wait for the next signal and return its number. If an order failed, raise its error."""
         try:
             received = self._bell.wait(timeout)
         except EOFError:
@@ -232,7 +232,7 @@ _HINT = "if memory ran out, choose a smaller --draft or --dtype; then resume the
 
 
 class ProcessWorker(Worker):
-    """A drafter in a separate process."""
+    """Handle of a drafter in a separate process."""
 
     def __init__(self, process: DraftProcess, request: WorkerRequest) -> None:
         super().__init__(request.meter, process.last_order)

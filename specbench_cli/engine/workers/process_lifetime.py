@@ -16,10 +16,10 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def exit_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when its parent ends. Only on Linux.
+    """Make the kernel kill this process when its parent process ends. This works only on Linux.
 
     Args:
-        parent: PID of the parent, which may have ended already.
+        parent: PID of the parent process, which may have ended already.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -29,19 +29,20 @@ def exit_with_parent(parent: int) -> None:
 
 @contextmanager
 def block_interrupts(context: BaseContext | None = None) -> Iterator[None]:
-    """Context for starting processes that ignore Ctrl-C from the beginning.
+    """Start processes in this context, so that they ignore Ctrl-C from the beginning.
 
-    A new process imports modules for seconds before it can set a signal handler. In addition, new
-    interpreters do not import modules from the working folder.
+    A new process imports modules for seconds before it can install a signal handler. In this
+    context, new interpreters also do not import modules from the working folder.
 
     Args:
-        context: The multiprocessing context that starts the process, if there is one.
+        context: The multiprocessing context that starts the process. None if the caller starts it
+            otherwise.
     """
     with ExitStack() as stack:
         if context is not None and context.get_start_method() == "spawn":
             stack.enter_context(_safe_path())
-            # Spawning a process would start the tracker, which unblocks interrupts. Start it
-            # before.
+            # Start multiprocessing's resource tracker first. If spawning a process started it, it
+            # would unblock interrupts.
             resource_tracker.ensure_running()
         if hasattr(signal, "pthread_sigmask"):
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -51,10 +52,10 @@ def block_interrupts(context: BaseContext | None = None) -> Iterator[None]:
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
-    """Prevent new interpreters from importing modules from the working folder.
+    """Prevent new Python interpreters from importing modules from the working folder.
 
-    `multiprocessing` starts them by `python -c`, which searches the working folder first. A file
-    `multiprocessing.py` there would run.
+    `multiprocessing` starts an interpreter with `python -c`, which searches the working folder
+    first. If that folder had a file `multiprocessing.py`, the interpreter would run it.
     """
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
@@ -68,7 +69,8 @@ def _safe_path() -> Iterator[None]:
 
 
 def exit_on_interrupt() -> None:
-    """Exit silently on an interrupt from now on. `block_interrupts` started this process."""
+    """Exit silently on Ctrl-C from now on. Call it in a process started under
+    `block_interrupts`."""
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

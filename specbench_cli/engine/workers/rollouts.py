@@ -2,9 +2,9 @@
 
 A window is the chain of draft tokens of one step. While the target verifies a window, the drafter
 guesses outcomes of the verification: the number of accepted tokens, and the token after them. For
-each guess, the draft model drafts the next window in advance, as a branch of the current one. Each
-forward extends all branches by one token. If a guess was right, its branch is the next window, and
-its rows stay in the draft model's cache.
+each guess, the draft model drafts the next window in advance, as a branch of the current window.
+Each forward extends all branches by one token. If a guess was right, its branch becomes the next
+window. The rows of the branch stay in the draft model's cache.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ Guess = tuple[int, int]
 
 
 def guess_outcomes(ranked: Tensor, window: Sequence[int], width: int, limit: int) -> list[Guess]:
-    """Return the most likely outcomes of a window of m tokens.
+    """Return the most likely verification outcomes of a window of m tokens.
 
-    The token after a rejected token is never that token itself, so this is not guessed.
+    An outcome is the number of accepted tokens and the token after them. The token after a
+    rejection is never the rejected token, so the function does not guess that.
 
     Args:
-        ranked: Most likely tokens of each position, best first, [m + 1, width + 1]. The rows may be
-            shorter if the vocabulary is.
-        width: Maximum number of guesses per number of accepted tokens.
-        limit: Remaining token budget. An outcome commits its accepted tokens and one more.
+        ranked: Most likely tokens at each position, best first, [m + 1, width + 1]. The rows may be
+            shorter if the vocabulary is small.
+        width: Maximum number of guesses for each number of accepted tokens.
+        limit: Remaining token budget. An outcome commits the accepted tokens and one more token.
 
     Returns:
-        Outcomes sorted by the number of accepted tokens, without those that exhaust the budget.
+        Outcomes sorted by the number of accepted tokens. Outcomes that use up the budget are left
+        out.
     """
     found: list[Guess] = []
     for accepted, row in enumerate(host.numbers(ranked)[: max(0, limit - 1)]):
@@ -53,12 +55,12 @@ def guess_outcomes(ranked: Tensor, window: Sequence[int], width: int, limit: int
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A chain of draft tokens after an outcome.
+    """A chain of draft tokens that follows a verification outcome.
 
     Attributes:
         tokens: The draft tokens.
-        q: [m, V], the distributions that they were drawn from. None without a draw.
-        reused: Whether the window was prepared in advance.
+        q: [m, V], the distributions that the tokens were drawn from. None if they were not drawn.
+        reused: True if the window was prepared in advance.
         prepared: Number of windows that were prepared in advance.
     """
 
@@ -70,12 +72,12 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """One level of all branches.
+    """One level of all branches. A branch is a possible next window.
 
     Attributes:
         first: Index of the level's first row, counted from the end of the text.
         rows: Logits [b, V'] after each branch.
-        next: Next tokens of the branches that continue. These are the first branches.
+        next: Next tokens of the branches that continue. These branches come first.
     """
 
     first: int
@@ -86,17 +88,18 @@ class _Level:
 class Rollouts:
     """Drafting of windows, and of possible next windows in advance, with one draft model.
 
-    In each step `settle` returns a window. While the target verifies it, the drafter calls
-    `complete` and `prepare`. The model's state has the rows of the committed text, of the window,
-    and of the branches, level by level. `session.text` has the committed text and the window.
+    A window is the chain of draft tokens of one step. In each step `settle` returns a window. While
+    the target verifies it, the drafter calls `complete` and `prepare`. The draft model's state has
+    the rows of the committed text, of the window, and of the branches, level by level.
+    `session.text` has the committed text and the window.
 
-    Under sampling, a branch is drawn independently of the other branches and of the outcome. So a
-    branch that becomes the next window is a valid draw from the draft distribution. The last token
-    of a branch is drawn only when the branch is used.
+    Under rejection sampling, a branch is drawn independently of the other branches and of the
+    outcome. So a branch that becomes the next window is a valid draw from the draft distribution.
+    The last token of a branch is drawn only when the branch is used.
 
     Args:
         length: Number of tokens in a window.
-        width: Maximum number of branches per number of accepted tokens.
+        width: Maximum number of branches for each number of accepted tokens.
     """
 
     def __init__(self, session: DraftSession, length: int, width: int) -> None:
@@ -114,12 +117,13 @@ class Rollouts:
         self._state.commit(0, range(self._root))
 
     def settle(self, accepted: int, token: int, limit: int) -> Window:
-        """Return the window after an outcome. If it was not prepared, draft it now.
+        """Return the window after a verification outcome. If it was not prepared, draft it now.
 
         Args:
-            accepted: Number of accepted tokens of the current window. 0 if there is none.
-            token: The committed token after them.
-            limit: Remaining token budget after that token; 0 if the output ends.
+            accepted: Number of accepted tokens of the current window. 0 if there is no current
+                window.
+            token: The committed token after the accepted tokens.
+            limit: Remaining token budget after that token. 0 if the output ends.
         """
         prepared = len(self._branches)
         branch = self._branches.get((accepted, token)) if limit > 0 else None
@@ -144,16 +148,16 @@ class Rollouts:
         )
 
     def complete(self) -> None:
-        """Process the last token of the window, so that branches after it are possible."""
+        """Process the last token of the window, so that branches can continue after it."""
         if self._limit > 1:
             out = self._model.forward(Tokens(self._picks[-1][0][None]), self._state)
             self._logits.append(cast(Tensor, out.logits)[:, -1])
 
     def guess(self, width: int) -> list[Guess]:
-        """Return the most likely outcomes according to the draft model. Call it after `complete`.
+        """Return the outcomes that are most likely under the draft model. Call it after `complete`.
 
         Args:
-            width: Maximum number of guesses per number of accepted tokens.
+            width: Maximum number of guesses for each number of accepted tokens.
         """
         if self._limit < 2:
             return []
@@ -163,7 +167,7 @@ class Rollouts:
         return guess_outcomes(ranked, self._session.text[self._root :], width, self._limit)
 
     def prepare(self, outcomes: Iterable[Guess]) -> None:
-        """Draft the next window for each of several outcomes. Call it after `complete`."""
+        """Draft the next window for each of several guessed outcomes. Call it after `complete`."""
         useful = (guess for guess in outcomes if guess[0] + 1 < self._limit)
         ordered = sorted(useful, key=lambda guess: guess[0])  # the longest branches first
         accepted_counts = [accepted for accepted, _ in ordered]
@@ -190,7 +194,7 @@ class Rollouts:
 
     @property
     def _position(self) -> int:
-        """Output index of the window's first token."""
+        """Index in the output of the window's first token."""
         return self._root - self._session.prompt_length
 
     def _draft(self) -> None:
@@ -206,7 +210,7 @@ class Rollouts:
             x = Tokens(self._picks[-1][0][None])
 
     def _take(self, accepted: int, branch: int) -> None:
-        """Make a branch the current window. Keep its rows and those of accepted tokens."""
+        """Make a branch the current window. Keep the rows of the branch and of accepted tokens."""
         levels = [level for level in self._levels if branch < len(level.rows)]
         one = slice(branch, branch + 1)
         rows = [*range(accepted), *(level.first + branch for level in levels)]
@@ -226,16 +230,16 @@ windows."""
 
 
 class Preparer(Drafter):
-    """A drafter that answers an outcome with the next window.
+    """A drafter that receives a verification outcome and answers with the next window.
 
-    It always finishes an order to prepare windows before it handles the next outcome. So its
-    answers do not depend on the speed of either side.
+    If it is preparing windows, it finishes them before it handles the next outcome. So its answers
+    do not depend on the speed of the target or the draft model.
     """
 
     rollouts: Rollouts
 
     def handle(self, message: Message) -> Message | None:
-        """See `Drafter`."""
+        """Handle an order: a verification outcome, or an order to prepare windows."""
         order, *numbers = message.ints
         if order == SETTLE:
             accepted, token, limit = numbers
@@ -249,18 +253,19 @@ class Preparer(Drafter):
 
     @abstractmethod
     def prepare(self, outcomes: Sequence[Guess]) -> None:
-        """Prepare windows.
+        """Prepare next windows in advance.
 
         Args:
-            outcomes: Likely outcomes that the target's side sent.
+            outcomes: Likely verification outcomes that the method sent.
         """
 
 
 class DraftWindows:
-    """The method's side of a `Preparer`: it sends outcomes and receives windows.
+    """Client of a `Preparer`, for the method: it sends outcomes and receives windows.
 
     Args:
-        kind, params: As in `Session.start_worker`.
+        kind, params: Class of the drafter and parameters of the method, as in
+            `Session.start_worker`.
 
     Attributes:
         ids: Tokens of the current window.
@@ -274,7 +279,7 @@ class DraftWindows:
         self._is_first = True
 
     def settle(self, committed: Sequence[int]) -> None:
-        """Send the committed tokens to the drafter. If the output ends, no window follows."""
+        """Send the committed tokens to the drafter. If the output has ended, no window follows."""
         limit = 0 if self._session.finish else self._session.max_draft_length()
         self._worker.send(Message((SETTLE, len(committed) - 1, committed[-1], limit)))
 
@@ -282,9 +287,10 @@ class DraftWindows:
         """Wait for the window after the last outcome, and return it.
 
         Returns:
-            A chain, and counts for `Step.extra`. "prepared" is the number of prepared windows.
-            "reused" is 1 if this window was prepared, "missed" is 1 if not. Both are 0 for the
-            first window, and for an empty one at the end of the budget.
+            A draft chain, and counts for `Step.extra`. "prepared" is the number of windows that
+            were prepared in advance. "reused" is 1 if this window was prepared in advance, and
+            "missed" is 1 if not. "reused" and "missed" are 0 for the first window, and for an empty
+            window at the end of the budget.
         """
         answer = self._worker.receive()
         reused, prepared, *self.ids = answer.ints
@@ -293,10 +299,10 @@ class DraftWindows:
         return self._session.chain(self.ids, answer.rows), counts
 
     def complete(self) -> None:
-        """Order the drafter to process the window's last token. Call it before `prepare`."""
+        """Tell the drafter to process the last token of the window. Call it before `prepare`."""
         self._worker.send(Message((COMPLETE,)))
 
     def prepare(self, outcomes: Iterable[Guess] = ()) -> None:
-        """Order the drafter to prepare windows."""
+        """Tell the drafter to prepare next windows in advance."""
         numbers = (number for outcome in outcomes for number in outcome)
         self._worker.send(Message((PREPARE, *numbers)))

@@ -1,8 +1,8 @@
 """Shared memory between two processes, and a doorbell that signals new messages.
 
-A doorbell is a pair of sockets. The system calls on a socket guarantee that the receiver of a
-signal sees all earlier writes to the shared memory. The memory has no name, so the system frees it
-when both processes end for any reason.
+A doorbell is a pair of connected sockets. The system calls on a socket guarantee that the receiver
+of a signal sees all earlier writes to the shared memory. The memory has no name, so the system
+frees it when both processes end for any reason.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _ROWS_OFFSET = _HEADER.size + 8 * MAX_INTS
 class MessageBuffer:
     """Ring buffer in shared memory for numbered messages of integers and float32 rows.
 
-    One process writes and the other reads. Message n + `SLOTS` overwrites message n. A buffer can
-    be passed to a spawned process, which then uses the same memory.
+    One process writes and the other process reads. Message n + `SLOTS` overwrites message n. The
+    buffer can be passed to a new process, which then uses the same memory.
     """
 
     def __init__(self, fd: int) -> None:
@@ -53,7 +53,7 @@ class MessageBuffer:
 
     @classmethod
     def create(cls, rows: int, width: int) -> MessageBuffer:
-        """Return a buffer for messages with up to `rows` rows of `width` floats."""
+        """Return a buffer for messages of up to `rows` rows with `width` floats each."""
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("specbench")
         else:
@@ -67,11 +67,13 @@ class MessageBuffer:
         return _attach, (DupFd(self._fd),)
 
     def close(self) -> None:
-        """Close this side. The memory is freed when both sides have closed it."""
+        """Close this process's side. The memory is freed when both processes have closed their
+        side.
+        """
         os.close(self._fd)
 
     def write(self, number: int, ints: Sequence[int], rows: Tensor | None) -> None:
-        """Write a message. Waits for the device of the rows.
+        """Write a message. Waits for the device that has the rows.
 
         Raises:
             MethodFault: The message is too large.
@@ -88,7 +90,7 @@ class MessageBuffer:
             self._view_rows(at, k, width).copy_(rows)
 
     def read(self, number: int, device: torch.device) -> tuple[tuple[int, ...], Tensor | None]:
-        """Return a copy of a message, with its rows on a device."""
+        """Return a copy of the message with a number. Its rows are on the given device."""
         at = number % SLOTS * self._stride
         n, k, width = _HEADER.unpack_from(self._memory, at)
         ints = struct.unpack_from(f"={n}q", self._memory, at + _HEADER.size)
@@ -99,7 +101,7 @@ class MessageBuffer:
         return ints, self._view_rows(at, k, width).to(device, copy=True)
 
     def _view_rows(self, at: int, k: int, width: int) -> Tensor:
-        """Return a view of the rows of a message."""
+        """Return a view of the memory that contains the k rows of a message."""
         floats = torch.frombuffer(
             self._memory, dtype=torch.float32, count=k * width, offset=at + _ROWS_OFFSET
         )
@@ -111,7 +113,7 @@ def _attach(descriptor: Any) -> MessageBuffer:
 
 
 class Doorbell:
-    """One end of a doorbell. A signal consists of two integers."""
+    """One end of a doorbell, which is a pair of sockets. A signal consists of two integers."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -121,17 +123,17 @@ class Doorbell:
         self._received = bytearray()
 
     def ring(self, number: int, signal: int) -> None:
-        """Send a signal. Raise EOFError if the other end is closed."""
+        """Send a signal. Raise EOFError if the other end of the doorbell is closed."""
         try:
             self._end.sendall(_SIGNAL.pack(number, signal))
         except OSError as error:
             raise EOFError from error
 
     def wait(self, timeout: float | None = None) -> tuple[int, int] | None:
-        """Return the next signal, or None after `timeout` seconds.
+        """Return the next signal. Return None if there is no signal within `timeout` seconds.
 
         Raises:
-            EOFError: The other end is closed.
+            EOFError: The other end of the doorbell is closed.
         """
         start = time.perf_counter_ns()
         while len(self._received) < _SIGNAL.size:
@@ -156,5 +158,5 @@ class Doorbell:
         return number, what
 
     def close(self) -> None:
-        """Close this end. The other end then raises EOFError."""
+        """Close this end. The process at the other end then gets EOFError."""
         self._end.close()

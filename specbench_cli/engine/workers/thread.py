@@ -1,4 +1,7 @@
-"""Drafters in a thread of this process, e.g. target and draft on one GPU with a stream each."""
+"""Drafters in a thread of this process. For example, target and draft model share one GPU.
+
+Each of them then has its own CUDA stream.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ Job = Callable[[], None]
 
 
 class ThreadTransport(Transport):
-    """Transport with one thread for the drafters of a workspace, started on first use.
+    """Transport with one thread that runs all drafters of a workspace. It starts on first use.
 
     The thread uses the draft model of the workspace, so no other thread may run that model.
 
     Args:
-        timeout: Seconds to wait for an answer before the worker counts as lost.
+        timeout: Seconds to wait for an answer. After that, the thread counts as lost.
     """
 
     def __init__(self, *, timeout: float = 30.0) -> None:
@@ -36,12 +39,12 @@ class ThreadTransport(Transport):
 
     @property
     def threads(self) -> frozenset[int]:
-        """See `Transport`."""
+        """Identifiers of the threads of this process that run drafters."""
         thread = self._thread
         return frozenset() if thread is None or thread.ident is None else frozenset({thread.ident})
 
     def start_worker(self, request: WorkerRequest) -> Worker:
-        """See `Transport`."""
+        """Start a drafter on a request in the thread, beginning with the drafter's prefill."""
         if self._thread is None:
             device = request.decoders["draft"].device
             self._thread = Thread(
@@ -51,24 +54,24 @@ class ThreadTransport(Transport):
         return ThreadWorker(request, self._jobs.put, self._timeout, self._abandon)
 
     def close(self) -> None:
-        """See `Transport`."""
+        """Stop the thread."""
         thread = self._thread
         self._abandon()
         if thread is not None:
             thread.join(self._timeout)
 
     def _abandon(self) -> None:
-        """Drop the thread without waiting for it. It ends after its current job."""
+        """Stop using the thread, without waiting for it. It ends after its current job."""
         self._jobs.put(None)
         self._jobs, self._thread = SimpleQueue(), None
 
 
 class ThreadWorker(Worker):
-    """A drafter in a thread.
+    """A drafter that runs in a thread of this process.
 
     Args:
-        submit: Function that queues a job for the thread.
-        abandon: Function that drops the thread.
+        submit: Function that puts a job into the thread's queue.
+        abandon: Function that stops using the thread.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class ThreadWorker(Worker):
 
     @property
     def session(self) -> DraftSession | None:
-        """See `Worker`. Only the thread may use it while an order is open."""
+        """Session of the drafter. While an order has no reply, only the thread may use it."""
         return self._session
 
     def _send_order(self, number: int, message: Message) -> None:
@@ -116,12 +119,15 @@ class ThreadWorker(Worker):
         return reply
 
     def _remaining_forwards(self) -> Sequence[Forward]:
-        """See `Worker`. Waits for the thread, which may still run the prefill."""
+        """Return the forwards that no reply has included.
+
+        Wait for the thread first, because it may still run the prefill.
+        """
         self._submit(lambda: self._send_reply(self._last_reply, None, time.perf_counter_ns()))
         return self._next_reply(None).forwards
 
     def _start_drafter(self) -> None:
-        """Create and start the drafter, in the thread."""
+        """Create the drafter and let it prefill. Runs in the thread."""
         try:
             self._session = self._request.create_session()
             self._drafter = self._request.drafter_class(self._session, self._request.params)
@@ -130,7 +136,7 @@ class ThreadWorker(Worker):
             self._replies.put(error)
 
     def _handle_order(self, number: int, message: Message) -> None:
-        """Handle an order, in the thread."""
+        """Handle an order of the method. Runs in the thread."""
         if self._session is None or self._drafter is None:
             return
         read_ns = time.perf_counter_ns()
@@ -140,7 +146,7 @@ class ThreadWorker(Worker):
             self._replies.put(error)
 
     def _send_reply(self, number: int, answer: Message | None, read_ns: int) -> None:
-        """Send an answer with the forwards since the last reply, in the thread."""
+        """Send an answer, with the forwards since the last reply. Runs in the thread."""
         forwards = (
             [] if self._session is None else self._session.meter.take()
         )  # waits for the stream
@@ -149,7 +155,7 @@ class ThreadWorker(Worker):
 
 
 def _run_jobs(jobs: SimpleQueue[Job | None], device: torch.device) -> None:
-    """Run queued jobs in the thread until None arrives."""
+    """Run queued jobs until the queue returns None. Runs in the thread."""
     stream: AbstractContextManager[Any] = nullcontext()
     if device.type == "cuda":
         stream = torch.cuda.stream(torch.cuda.Stream(device))

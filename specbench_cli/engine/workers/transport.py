@@ -1,8 +1,9 @@
 """Transports, which run drafters in parallel with the target and carry messages to them.
 
-A method sends *orders* to its drafter, and gets a *reply* to each, in the same order. A transport
-decides where drafters run: in the same thread, in another thread, or in another process. Each reply
-includes the forwards that the drafter has run since the last reply.
+A drafter is the part of a parallel method that drafts. The method sends orders to its drafter, and
+gets a reply to each order, in the same order. A transport decides where drafters run: in the same
+thread, in another thread, or in another process. Each reply includes the forwards that the drafter
+has run since the last reply.
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ class WorkerRequest:
         drafter_class: Class of the drafter.
         params: Parameters of the method.
         request: Description of the request for the drafter.
-        decoders: Decoders of the run, by role.
+        decoders: Decoders of the run, by role ("target", "draft").
         decoder_factories: Functions that load a decoder in another process, by role.
         meter: Trace of the request, which records the drafter's forwards.
-        allocate_state: Allocator of states, for drafters in the request's own process.
-        chooser: Chooser of draft tokens, for drafters in the request's own process. None creates
-            one.
+        allocate_state: Function that allocates model states, for drafters in the request's own
+            process.
+        chooser: Object that chooses draft tokens, for drafters in the request's own process. If it
+            is None, the drafter's session creates one.
     """
 
     drafter_class: type[Drafter]
@@ -57,7 +59,7 @@ class WorkerRequest:
     chooser: Chooser | None = None
 
     def create_session(self) -> DraftSession:
-        """Return a draft session in the request's own process."""
+        """Return a draft session in the process that decodes the request."""
         return DraftSession(self.request, self.decoders["draft"], self.allocate_state, self.chooser)
 
 
@@ -77,24 +79,27 @@ class Worker(ABC):
 
     @property
     def session(self) -> DraftSession | None:
-        """Draft session of the drafter, if it is in this process."""
+        """Session of the drafter, if the drafter is in this process. Otherwise None."""
         return None
 
     def send(self, message: Message) -> None:
-        """Send an order without waiting. An inline drafter handles it before this call returns."""
+        """Send an order to the drafter without waiting for the answer.
+
+        A drafter in the same thread handles the order before this call returns.
+        """
         self._last_order += 1
         self._sent_ns[self._last_order] = (time.perf_counter_ns(), message.nbytes)
         self._send_order(self._last_order, message)
 
     def receive(self, timeout: float | None = None) -> Message:
-        """Wait for the next answer that was not cancelled, and return it.
+        """Wait for the next answer to an order that was not cancelled, and return it.
 
         Args:
             timeout: Seconds to wait. None uses the timeout of the transport.
 
         Raises:
             WorkerLost: The worker died, or did not answer in time.
-            MethodFault: No order is open, or the drafter failed.
+            MethodFault: There is no order without a reply, or the drafter failed.
         """
         while self._last_reply < self._last_order:
             reply = self._receive_reply(timeout)
@@ -105,19 +110,19 @@ class Worker(ABC):
     def cancel(self) -> None:
         """Cancel all orders sent so far.
 
-        Their answers are dropped, and their forwards count as unused.
+        Their answers are dropped. The drafter's forwards for them are recorded as unused.
         """
         self._last_cancelled = self._last_order
 
     def drain(self) -> None:
-        """Cancel all orders, and wait until the drafter is idle."""
+        """Cancel all orders, and wait until the drafter has nothing left to do."""
         self.cancel()
         while self._last_reply < self._last_order:
             self._receive_reply(None)
         self._meter.merge(self._remaining_forwards(), used=False)
 
     def _remaining_forwards(self) -> Sequence[Forward]:
-        """Return the forwards that no reply included, e.g. those of the prefill."""
+        """Return the forwards that no reply has included, e.g. forwards of the prefill."""
         return ()
 
     def _receive_reply(self, timeout: float | None) -> Reply:
@@ -138,7 +143,9 @@ class Worker(ABC):
 
     @abstractmethod
     def _next_reply(self, timeout: float | None) -> Reply:
-        """Return the next reply, with rows on the target's device. Raise as `receive` does."""
+        """Return the next reply. Its rows are on the target's device. Raise the errors of
+        `receive`.
+        """
 
 
 class Transport(ABC):
@@ -160,26 +167,30 @@ class Transport(ABC):
 
     @contextmanager
     def pin_target(self) -> Iterator[None]:
-        """Context in which this process is pinned to the target's cores.
-
-        At the end it restores the previous cores.
+        """Pin this process to the target's cores within the context, then restore the previous
+        cores.
         """
         yield
 
     def close(self) -> None:
-        """Stop all workers and release their resources."""
+        """Stop all workers of this transport and release their resources."""
 
 
 class InlineTransport(Transport):
-    """Transport that runs the drafter inside `Worker.send`, for audits and tests."""
+    """Transport that runs a drafter in the caller's thread, inside `Worker.send`.
+
+    Audits and tests use it.
+    """
 
     def start_worker(self, request: WorkerRequest) -> Worker:
-        """See `Transport`."""
+        """Start a drafter on a request in the caller's thread, beginning with the drafter's
+        prefill.
+        """
         return InlineWorker(request)
 
 
 class InlineWorker(Worker):
-    """A drafter that runs in the caller's thread."""
+    """Handle of a drafter that runs in the caller's thread."""
 
     def __init__(self, request: WorkerRequest) -> None:
         super().__init__(request.meter)
@@ -190,7 +201,7 @@ class InlineWorker(Worker):
 
     @property
     def session(self) -> DraftSession:
-        """See `Worker`."""
+        """Session of the drafter."""
         return self._session
 
     def _remaining_forwards(self) -> Sequence[Forward]:

@@ -8,9 +8,9 @@ import torch
 
 
 def find_triton_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
-    """Return the module `kernels` if it supports a device and dtype, else None.
+    """Return the module `kernels` if it supports a device and dtype, otherwise None.
 
-    torch's operations give the same results up to rounding.
+    The operations of torch give the same results as `kernels`, up to rounding.
     """
     if device.type != "cuda":
         return None

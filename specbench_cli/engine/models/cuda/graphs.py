@@ -1,12 +1,12 @@
 """CUDA graphs of a decoder's forwards: captured once, and replayed with new inputs.
 
-A forward over few rows launches hundreds of kernels of a few microseconds each. A fast device runs
-them faster than the host launches them, so launches dominate the time of a small draft model. A
-graph launches all kernels in one call.
+A forward over few rows launches hundreds of kernels that take a few microseconds each. A fast GPU
+runs kernels faster than the host launches them. So launches dominate the time of a small draft
+model. A graph launches all kernels in one call.
 
 Inputs that differ between replays are copied to buffers on the device: ids, the number of cached
-rows, and a tree's mask and positions. The number of cached rows that attention reads is fixed in a
-graph. It is a multiple of `SEEN_MULTIPLE`, and a mask hides rows that are not written yet.
+rows, and a tree's mask and positions. In a graph, attention reads a fixed number of cached rows,
+which is a multiple of `SEEN_MULTIPLE`. A mask hides the rows that are not written yet.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ SEEN_MULTIPLE = 256
 
 
 class GraphKey(NamedTuple):
-    """Key of a CUDA graph: the shapes that are fixed in it.
+    """Key of a CUDA graph: the shapes that are fixed in the graph.
 
-    The number of rows that attention reads is fixed too, and is added in `GraphRecorder`.
+    The number of rows that attention reads is fixed too. `GraphRecorder` adds it to the key.
 
     Attributes:
         n: Number of new rows.
-        width: Width of the features of each id. 0 means ids only.
+        width: Width of the features of each id. 0 means that the input has only ids.
         logits: Rows that get logits: "last", "all", None, or the length of an index tensor.
         captured_layers: Layers whose output is captured.
         mask_width: Number of columns of the mask. 0 means a causal mask.
@@ -53,7 +53,7 @@ class GraphKey(NamedTuple):
 
     @classmethod
     def from_input(cls, model_input: ModelInput) -> GraphKey | None:
-        """Return the key of a forward, or None if it cannot be captured."""
+        """Return the key of a forward, or None if a CUDA graph cannot represent the forward."""
         x, logits_at, mask = model_input.x, model_input.logits_at, model_input.mask
         if isinstance(x, Hidden) or x.ids.shape[0] > 1 or x.ids.shape[1] > MAX_ROWS:
             return None
@@ -68,13 +68,13 @@ class GraphKey(NamedTuple):
 
 
 class GraphBuffers:
-    """Input buffers of a CUDA graph, whose contents differ between replays.
+    """Input buffers of a CUDA graph. Their contents differ between replays.
 
     Attributes:
         start: [2] int64, the number of cached rows and the position of the first new row.
-        x: Input [1, n].
-        positions: [1, n], or None.
-        mask: [n, w + n], or None.
+        x: Input ids or features [1, n].
+        positions: Positions [1, n], or None.
+        mask: Attention mask [n, w + n], or None.
         index: Indices of the rows that get logits, or None.
     """
 
@@ -126,9 +126,9 @@ The integer is the number of cached rows that attention reads."""
 
 
 class CudaGraphs:
-    """Function that captures CUDA graphs on one device; see `Capture`.
+    """Function object that captures CUDA graphs on one device.
 
-    All graphs share memory, so the output of one must be copied before the next one runs.
+    All graphs share memory. So the output of one graph must be copied before the next graph runs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -136,7 +136,7 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream(device)
 
     def __call__(self, body: Body) -> Body:
-        """See `Capture`."""
+        """Capture a function as a CUDA graph. Return a function that replays the graph."""
         graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream):
@@ -154,7 +154,7 @@ class CudaGraphs:
 
 
 class GraphRecorder:
-    """Cache of the CUDA graphs of one decoder, for each of its states.
+    """Cache of the CUDA graphs of one decoder. Each model state has its own graphs.
 
     Attributes:
         n_recorded: Number of graphs captured so far.
@@ -168,7 +168,8 @@ class GraphRecorder:
         ] = WeakKeyDictionary()
 
     def run(self, shape: GraphKey, model_input: ModelInput, state: KVState) -> ModelOutput:
-        """Replay a forward. Capture it first if there is no graph for its key, state and length.
+        """Replay the CUDA graph of a forward. If there is none for its key, state and length,
+        capture it.
 
         Raises:
             ValueError: The rows exceed the capacity of the state.

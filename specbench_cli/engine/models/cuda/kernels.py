@@ -1,8 +1,9 @@
 """Triton kernels for forwards in CUDA graphs: fused operations, and products with one row.
 
-torch runs several kernels for an operation such as RMSNorm. Each takes microseconds, and the device
-is partly idle at the end of each. torch's product with a single row reads the weights at 0.8 of the
-memory bandwidth. Triton (Tillet, Kung and Cox, MAPL 2019) comes with torch for CUDA.
+For an operation such as RMSNorm, torch runs several kernels. Each kernel takes microseconds, and
+the GPU is partly idle at the end of each kernel. For a product with a single row, torch reads the
+weights at only 0.8 of the memory bandwidth. Triton (Tillet, Kung and Cox, MAPL 2019) comes with
+torch for CUDA.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -111,7 +112,8 @@ def _attend(
         sees = (column[None, :] <= at[:, None]) & (column[None, :] > at[:, None] - window)
         scores = tl.where(sees, tl.dot(q, tl.trans(k)) * scale, float("-inf"))
         higher = tl.maximum(best, tl.max(scores, 1))
-        # Without this, rows that have not attended to any key yet would compute -inf - -inf = NaN.
+        # If a row has not attended to any key yet, the maximum is -inf. Then -inf - -inf would give
+        # NaN, so use 0.
         safe = tl.where(higher == float("-inf"), 0.0, higher)
         chances, fade = tl.exp(scores - safe[:, None]), tl.exp(best - safe)
         v = tl.load(keys + kv * head_stride + where, mask=there, other=0)
@@ -168,7 +170,7 @@ def _multiply_row(
 
 
 def rms_norm(rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return the RMSNorm of rows [..., width]."""
+    """Return the RMSNorm of each row of `rows` [..., width]."""
     width = rows.shape[-1]
     flat, out = rows.reshape(-1, width), rows.new_empty(rows.shape)
     block = triton.next_power_of_2(width)
@@ -186,12 +188,12 @@ def rotate_and_store(
     """Rotate queries in place, and write rotated keys and values to the cache.
 
     Args:
-        qkv: [n, (heads + 2 kv) d].
+        qkv: Queries, keys and values [n, (heads + 2 kv) d].
         cos, sin: [n, 1, d]. The first half of the sines is negated.
         rows: Indices [n] of the new rows in `cache`.
         cache: KV cache [2 kv, capacity, d].
-        clean: Whether to replace non-finite values, as `nan_to_num` does. Masked values are still
-            multiplied by zero (see `attention.attend_tree`).
+        clean: Whether to replace non-finite values, as `nan_to_num` does. This is needed because
+            masked values are still multiplied by zero (see `attention.attend_tree`).
     """
     n, d = len(qkv), cache.shape[-1]
     heads = qkv.shape[1] // d - 2 * kv
@@ -205,9 +207,11 @@ def rotate_and_store(
 
 
 def supports_attention(queries: int, seen: int, rows: Tensor) -> bool:
-    """Return True if `attend` supports these numbers of queries per KV head and of rows.
+    """Return True if the kernel `attend` supports these sizes.
 
     Args:
+        queries: Number of queries per KV head.
+        seen: Number of rows that attention reads.
         rows: KV cache [..., d].
     """
     d = rows.shape[-1]
@@ -223,15 +227,15 @@ def attend(
     window: int | None,
     scale: float,
 ) -> None:
-    """Compute attention of a chain of new rows over all cached rows and themselves.
+    """Compute the attention of a chain of new rows over all cached rows and the new rows.
 
-    It uses the online softmax (Milakov and Gimelshein, arXiv:1805.02867).
+    The kernel uses the online softmax (Milakov and Gimelshein, arXiv:1805.02867).
 
     Args:
-        qkv: [n, (heads + 2 kv) d], with rotated queries.
+        qkv: Queries (already rotated), keys and values [n, (heads + 2 kv) d].
         cache: KV cache [2 kv, capacity, d].
         rows: Indices [n] of the new rows in the cache.
-        out: [n, heads d].
+        out: Result [n, heads d].
         window: Maximum number of rows that each row attends to, including itself. None means no
             limit.
     """
@@ -249,7 +253,8 @@ def attend(
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """Return SiLU(gate) * up, [n, width], of rows [n, 2 width]."""
+    """Return SiLU(gate) * up, [n, width]. Each row of `gate_up` [n, 2 width] contains
+    both halves."""
     n, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(n, width)
     _silu_mul[(n, triton.cdiv(width, COLUMNS))](gate_up, out, width, BLOCK=COLUMNS)
@@ -259,7 +264,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def multiply_row(
     row: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, add: bool = False
 ) -> Tensor:
-    """Write or add the product of a row [1, in] and weights [out, in] to `out` [1, out]."""
+    """Multiply a row [1, in] by weights [out, in]. Write or add the product to `out` [1, out]."""
     (n, k), (tile, block) = weight.shape, WEIGHTS
     _multiply_row[(triton.cdiv(n, tile),)](
         *(row, weight, row if bias is None else bias, out, k, n),
@@ -274,9 +279,9 @@ def multiply_row(
 
 @cache
 def are_available(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if these kernels compile on this machine. They support only half precision.
+    """Return True if the Triton kernels of this module compile on this machine.
 
-    Triton needs a C compiler.
+    They support only half precision. Triton needs a C compiler.
     """
     if dtype.itemsize != 2:
         return False
