@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from specbench_cli import output
 from specbench_cli.config.sweep import format_params
 from specbench_cli.measure.eta import estimate_report_seconds
-from specbench_cli.measure.quiet import TIMES_VOID
+from specbench_cli.measure.quiet import TIMES_NOISY
 from specbench_cli.measure.repeat_process import TUNING
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class ProgressDisplay:
     def window(self, other_cpu: float | None, text: str) -> None:
         """Show the noise of a timed window. For the first noisy window, also print a warning."""
         self._window = text
-        if text.endswith(TIMES_VOID) and not self._warned_of_noise and not self._part:
+        if text.endswith(TIMES_NOISY) and not self._warned_of_noise and not self._part:
             self._warned_of_noise = True
             self.note(NOISE_WARNING)
 

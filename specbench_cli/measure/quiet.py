@@ -32,7 +32,7 @@ BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
 
 RETRIES = 2
 """Maximum number of times that a noisy window is measured again."""
-TIMES_VOID = "times void"
+TIMES_NOISY = "times noisy"
 """Message for a window that stayed noisy, so that its times are not stored."""
 
 
@@ -174,7 +174,7 @@ class MeasurementWindows:
             for measurable in self._measurables:
                 measurable.measure()
             share = self._meter.close()
-        self._report(share, "times kept" if self._allow_noise else TIMES_VOID)
+        self._report(share, "times kept" if self._allow_noise else TIMES_NOISY)
         for measurable in self._measurables:
             measurable.finish(share, is_noisy(share) and not self._allow_noise)
         self._measurables = []

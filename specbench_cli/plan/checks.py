@@ -278,8 +278,8 @@ def check_imposed_acceptance(
         return
     if real := [each.label for each in checkpoints if not each.shape]:
         raise UsageError(
-            f"--acceptance needs models with random weights (shapes), but {' and '.join(real)} has"
-            " trained weights",
+            "--acceptance needs models with random weights (shapes), not the trained weights of"
+            f" {' and '.join(real)}",
             hint="--target shape:llama-2-7b --draft shape:llama-68m (see specbench list shapes), or"
             " omit --acceptance",
         )

@@ -17,7 +17,7 @@ Measure = Callable[[Record], tuple[int | None, int | None]]
 Values that the method does not report are None.
 """
 
-UntimedReason = Literal["void", "failed"]
+UntimedReason = Literal["noisy", "failed"]
 
 
 def total_time(record: Record) -> tuple[int | None, int | None]:
@@ -92,7 +92,7 @@ def untimed_reason(record: Record) -> UntimedReason | None:
     """Return why the time of a record is not trusted, or None if it is."""
     if record.error is not None:
         return "failed"
-    return "void" if record.void else None
+    return "noisy" if record.void else None
 
 
 def _index(keys: Iterable[Any]) -> dict[Any, int]:

@@ -114,8 +114,8 @@ def _estimate_point(
         if untimed.total() > MAX_UNTIMED * len(own):
             reasons = ", ".join(f"{n} {why}" for why, n in sorted(untimed.items()))
             return Speedup(
-                note=f"{required_label} lost {untimed.total()} of {len(own)} cells ({reasons})"
+                note=f"{required_label} lost {untimed.total()} of {len(own)} outputs ({reasons})"
             )
     if label not in pairs.labels:
-        return Speedup(note=f"no cell is paired with {baseline}")
+        return Speedup(note=f"no output is paired with one of {baseline}")
     return Speedup(1.0 if label == baseline else pairs.ratios()[label])

@@ -132,7 +132,7 @@ def test_sampled_outputs_are_relaxed_too(decode, verify):
 
 @pytest.mark.parametrize(
     ("verify", "heat", "why"),
-    [("block", 0.8, "judges whole blocks"), ("replay", 0.0, "commits vanilla's tokens")],
+    [("block", 0.8, "verifies whole blocks"), ("replay", 0.0, "emits vanilla's tokens")],
 )
 def test_an_accept_rule_without_effect_is_refused(decode, verify, heat, why):
     with pytest.raises(UsageError, match=f"lossy has an accept rule.*--verify {verify} {why}"):

@@ -150,7 +150,9 @@ def test_another_policy_is_simulated_from_the_recorded_acceptance():
 
 def test_work_that_scripts_do_not_contain_is_refused():
     one = ScriptedRequest((1, 2), (3, 4, 5, 6, 7, 8), (False,) * 6, 6)
-    with pytest.raises(MethodFault, match="no trees, no heads, no parts of the target"):
+    with pytest.raises(
+        MethodFault, match="no trees, no draft heads, no partial forwards of the target"
+    ):
         simulate(registry.build("sps-tree", {}), [one], price, size=1)
     other = ScriptedRequest((1, 2), (3, 3), (False,) * 2, 2)
     with pytest.raises(ValueError, match="one prompt and different outputs"):

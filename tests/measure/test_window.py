@@ -105,7 +105,7 @@ def test_the_outcome_of_a_window_is_reported_after_it_is_closed():
         (3, 0.01, "quiet"),
         (4, 0.5, "50% other CPU, repeat 2 of 3"),
         (5, 0.5, "50% other CPU, repeat 3 of 3"),
-        (6, 0.5, "50% other CPU, times void"),
+        (6, 0.5, "50% other CPU, times noisy"),
         (7, None, "other CPU unknown"),
     ]
 

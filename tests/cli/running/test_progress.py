@@ -18,7 +18,7 @@ from specbench_cli.commands._progress import (
     make_progress,
 )
 from specbench_cli.measure.eta import estimate_report_seconds
-from specbench_cli.measure.quiet import TIMES_VOID
+from specbench_cli.measure.quiet import TIMES_NOISY
 from specbench_cli.measure.repeat_process import TUNING
 from specbench_cli.measure.view import PromptProgress
 from specbench_cli.store.schema import Ns
@@ -132,10 +132,10 @@ def test_the_advice_against_noise_is_printed_once_per_run(capsys):
         view.window(0.5, text)
     assert capsys.readouterr().err == ""
     for _ in range(2):
-        view.window(0.62, f"62% other CPU, {TIMES_VOID}")
+        view.window(0.62, f"62% other CPU, {TIMES_NOISY}")
     assert capsys.readouterr().err == f"{NOISE_WARNING}\n"
     LogDisplay(part=True).window(
-        0.62, f"62% other CPU, {TIMES_VOID}"
+        0.62, f"62% other CPU, {TIMES_NOISY}"
     )  # an earlier repeat has already printed the advice
     assert capsys.readouterr().err == ""
 

@@ -133,7 +133,7 @@ def test_method_without_a_tenth_of_its_outputs_has_no_speedup(synthetic, manifes
     ]
     summary = summarise(lossy, manifest)
     assert _row(summary, "sps").speedup is None
-    assert _row(summary, "sps").speedup_note == "sps lost 2 of 10 cells (2 void)"
+    assert _row(summary, "sps").speedup_note == "sps lost 2 of 10 outputs (2 noisy)"
     assert _row(summary, "sps").tokens_per_s is not None
     assert _row(summary, "pld").speedup is not None
 
@@ -145,12 +145,12 @@ def test_no_method_has_a_speedup_without_a_tenth_of_vanillas_outputs(synthetic, 
     ]
     summary = summarise(records, manifest)
     assert [row.speedup for row in summary.rows] == [None, None]
-    assert {row.speedup_note for row in summary.rows} == {"vanilla lost 2 of 10 cells (2 void)"}
+    assert {row.speedup_note for row in summary.rows} == {"vanilla lost 2 of 10 outputs (2 noisy)"}
 
 
 def test_run_without_vanilla_has_no_speedups(synthetic, manifest):
     summary = summarise(synthetic.records([synthetic.sps], prompts=4), manifest)
-    assert summary.rows[0].speedup_note == "no cell is paired with vanilla"
+    assert summary.rows[0].speedup_note == "no output is paired with one of vanilla"
 
 
 def test_one_mismatch_breaks_a_method_in_every_table(synthetic, manifest):
@@ -268,7 +268,7 @@ def test_failed_output_is_counted_but_not_used(pair, manifest):
     )
     row = _row(summarise([pair[0], failed, *pair[2:]], manifest), "sps")
     assert (row.failed, row.identical) == (1, 3)
-    assert row.speedup_note == "sps lost 1 of 4 cells (1 failed)"
+    assert row.speedup_note == "sps lost 1 of 4 outputs (1 failed)"
 
 
 def test_noise_floor_comes_from_the_interval_of_a_second_vanilla(synthetic, manifest):

@@ -147,7 +147,7 @@ def test_warnings_explain_untrusted_figures(make_reading, synthetic):
         line.startswith("embedded: plumbing: the model was not trained on spec_bench")
         for line in lines
     )
-    assert "sps: no speedup: sps lost 3 of 3 cells (3 void)" in lines
+    assert "sps: no speedup: sps lost 3 of 3 outputs (3 noisy)" in lines
     short = short_notes(reading.summary, reading.facts, "last")
     assert set(text.warnings(reading.summary, reading.facts)) < set(short)
     assert short[-1].endswith("specbench report last --explain")
@@ -169,7 +169,7 @@ def test_a_run_without_times_has_no_ranking_and_one_reason(make_reading, synthet
     made = synthetic.records([synthetic.vanilla, synthetic.sps, peer], prompts=3)
     reading = make_reading([replace(record, void=True) for record in made])
     lines = all_notes(reading.summary, reading.facts)
-    assert "all methods: no speedup: vanilla lost 3 of 3 cells (3 void)" in lines
+    assert "all methods: no speedup: vanilla lost 3 of 3 outputs (3 noisy)" in lines
     assert sum("no speedup" in line for line in lines) == 1
     assert not any(line.startswith("group:") for line in lines)
     assert any("vanilla / hf:vanilla not known" in line for line in lines)
