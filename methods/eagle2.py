@@ -73,7 +73,7 @@ class Eagle2(Method):
         )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3; see the class."""
+        """Return the draft of one decoding step (steps 1 to 3 in the docstring of the class)."""
         params, levels = self.params, self.levels
         depth = min(params.depth, limit)
         if depth < 1:

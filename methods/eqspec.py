@@ -67,11 +67,13 @@ class EqSpec(DraftModelMethod):
         self.realigned = 0
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2 for a single sequence; see the class."""
+        """Return the draft of one decoding step (steps 1 and 2 for a single sequence in the
+        docstring of the class).
+        """
         return self.propose_batch([(self, session)])[0]
 
     def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
-        """Carry out steps 1 and 2; see the class."""
+        """Carry out steps 1 and 2 of the steps in the docstring of the class."""
         # Step 1: Unpad, append, repad: a text of n tokens starts P - n columns from the left.
         width = max(len(session.tokens()) for _, session in members)
         for method, session in members:
@@ -83,8 +85,9 @@ class EqSpec(DraftModelMethod):
         return draft_chains(self.model, sequences, [method.length for method, _ in members])
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float]:
-        """Carry out step 4; see the class. The last committed token has no KV entry in the draft
-        yet."""
+        """Update the state of the method after verification (step 4 in the docstring of the class).
+        The last committed token has no KV entry in the draft yet.
+        """
         super().observe(session, outcome)
         self.length.observe(outcome)
         return {"realigned_rows": self.realigned}

@@ -79,7 +79,7 @@ class ExSpec(DraftModelMethod):
     def schedule(
         self, members: Sequence[tuple[Self, Session]], size: int
     ) -> Sequence[tuple[Self, Session]]:
-        """Carry out step 1; see the class."""
+        """Carry out step 1 of the steps in the docstring of the class."""
         classes: dict[int, list[tuple[Self, Session]]] = {}
         for member in members:
             alike = classes.setdefault(len(member[1].tokens()), [])
@@ -89,11 +89,13 @@ class ExSpec(DraftModelMethod):
         return members[:size]
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out step 2 for a single sequence; see the class."""
+        """Return the draft of one decoding step (step 2 for a single sequence in the docstring of
+        the class).
+        """
         return self.propose_batch([(self, session)])[0]
 
     def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
-        """Carry out step 2; see the class."""
+        """Carry out step 2 of the steps in the docstring of the class."""
         lengths = [len(session.tokens()) for _, session in members]
         for (method, session), length in zip(members, lengths, strict=True):
             method.unpadded = len(set(lengths)) == 1
@@ -102,8 +104,9 @@ class ExSpec(DraftModelMethod):
         return draft_chains(self.model, sequences, [method.length for method, _ in members])
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float]:
-        """Carry out step 4; see the class. The last committed token has no KV entry in the draft
-        yet."""
+        """Update the state of the method after verification (step 4 in the docstring of the class).
+        The last committed token has no KV entry in the draft yet.
+        """
         super().observe(session, outcome)
         self.length.observe(outcome)
         return {"realigned_rows": self.realigned, "unpadded_steps": self.unpadded}

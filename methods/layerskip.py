@@ -56,7 +56,7 @@ class LayerSkip(Method):
         self.part = session.partial(layers=(0, end), keep=True)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step (steps 1 and 2 in the docstring of the class)."""
         picks = list[Pick]()
         # Step 1: one token, or more tokens that the target has not processed yet.
         x = session.pending_tokens(session.state.length())

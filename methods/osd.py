@@ -86,7 +86,9 @@ class Osd(DraftModelMethod):
         self.places, self.distributions = list[int](), list[torch.Tensor]()
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out steps 3 and 4; see the class."""
+        """Update the state of the method after verification (steps 3 and 4 in the docstring of the
+        class).
+        """
         text = session.tokens()
         if outcome.origin[-1] == "recovered":
             self.places.append(len(text) - 1)  # position of the replacement of the rejected token
@@ -94,7 +96,7 @@ class Osd(DraftModelMethod):
         super().observe(session, outcome)
 
     def learn(self, session: Session) -> None:
-        """Carry out steps 5 and 6; see the class."""
+        """Carry out steps 5 and 6 of the steps in the docstring of the class."""
         memory, request = session.memory, session.requests[0]
         topic = request.topic if self.params.route else ""
         model = session.trainable("draft", topic)

@@ -59,7 +59,7 @@ class Pld(Method):
         self.indexed = 0
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step (steps 1 and 2 in the docstring of the class)."""
         params = self.params
         text = session.tokens()
         self._extend(text, params.ngram)

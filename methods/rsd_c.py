@@ -81,7 +81,7 @@ class RsdC(Method):
         self.levels = Levels.of_draft(session, nodes=sum(sizes[1:]), fed=sum(sizes[1:-1]))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3; see the class."""
+        """Return the draft of one decoding step (steps 1 to 3 in the docstring of the class)."""
         widths, levels = self.widths[:limit], self.levels
         tokens, parents, distributions = list[Tensor](), list[int](), list[Tensor]()
         level, above = (
@@ -107,6 +107,7 @@ class RsdC(Method):
         return session.tree(torch.cat(tokens), tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 5; see the class. Nodes were fed in their order, except the deepest
-        level."""
+        """Update the state of the method after verification (step 5 in the docstring of the class).
+        Nodes were fed in their order, except the deepest level.
+        """
         self.levels.keep(outcome.path)

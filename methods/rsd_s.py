@@ -76,7 +76,7 @@ class RsdS(Method):
         self.levels = Levels.of_draft(session, nodes=self.params.width * self.params.depth)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step (steps 1 and 2 in the docstring of the class)."""
         levels, tokens, parents, distributions = (
             self.levels,
             list[int](),
@@ -131,6 +131,7 @@ class RsdS(Method):
         return sorted(possible, key=lambda node: -node[2])[: self.params.width]
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 4; see the class. Nodes were fed in their order, except the deepest
-        level."""
+        """Update the state of the method after verification (step 4 in the docstring of the class).
+        Nodes were fed in their order, except the deepest level.
+        """
         self.levels.keep(outcome.path)

@@ -106,7 +106,7 @@ class Sequoia(Method):
         )  # rank of the accepted child per step, `width` if none
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out step 3; see the class."""
+        """Return the draft of one decoding step (step 3 in the docstring of the class)."""
         tree = session.memory.get("tree") or tree_of_choices((k,) for k in range(self.params.width))
         tree = tree.truncate(limit, session.target.vocab_size)
         self.grown = GrownTree(session.chain(()), ())
@@ -116,7 +116,9 @@ class Sequoia(Method):
         return self.grown.draft
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out steps 1 and 2, and the end of step 3; see the class."""
+        """Update the state of the method after verification (steps 1 and 2, and the end of step 3
+        in the docstring of the class).
+        """
         self.levels.keep(self.grown.rows(outcome.path))
         if "tree" not in session.memory and self.grown.draft.nodes:
             self.accepted_ranks.append(outcome.path[0] if outcome.path else self.params.width)

@@ -73,7 +73,7 @@ class Sps(DraftModelMethod):
         )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step (steps 1 and 2 in the docstring of the class)."""
         picks: list[Pick] = []  # each a token x and, if it was drawn, its distribution q
         self.length.begin()
         limit = min(limit, self.length.most)
@@ -93,7 +93,8 @@ class Sps(DraftModelMethod):
         return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 4; see the class. The last committed token has no KV entry in the draft
-        yet."""
+        """Update the state of the method after verification (step 4 in the docstring of the class).
+        The last committed token has no KV entry in the draft yet.
+        """
         super().observe(session, outcome)
         self.length.observe(outcome)

@@ -108,7 +108,7 @@ class SpsTree(Method):
         self.levels = Levels.of_draft(session, nodes=largest, fed=fed)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step (steps 1 and 2 in the docstring of the class)."""
         params, levels = self.params, self.levels
         if limit < 1:
             self.grown = GrownTree(session.chain(()), ())
@@ -129,5 +129,6 @@ class SpsTree(Method):
         return self.grown.draft
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 4; see the class."""
+        """Update the state of the method after verification (step 4 in the docstring of the class).
+        """
         self.levels.keep(self.grown.rows(outcome.path))

@@ -91,7 +91,7 @@ class Stand(Method):
         )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out step 1; see the class."""
+        """Return the draft of one decoding step (step 1 in the docstring of the class)."""
         ids, parents, distributions = list[int](), list[int](), list[Tensor]()
         fed: list[
             tuple[int, Path, Path]
@@ -125,7 +125,8 @@ class Stand(Method):
         return session.tree(ids, tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 3; see the class."""
+        """Update the state of the method after verification (step 3 in the docstring of the class).
+        """
         text, n, kept = session.tokens(), len(outcome.committed), self.params.kept
         at = host.ids([0, *(node + 1 for node in outcome.path)][:n], session.device)
         rows = session.verified_logits().index_select(0, at).float().log_softmax(-1)

@@ -102,7 +102,7 @@ class Eagle(Method):
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step (steps 1 and 2 in the docstring of the class)."""
         if limit < 1:
             return session.chain(())
         levels = self.levels

@@ -66,7 +66,8 @@ class Falcon(TwoStepHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules; see `DraftHead.build`."""
+        """Create the submodules of the head. The constructor of the base class calls this method.
+        """
         width = self.shape.hidden_size
         self.fc = nn.Linear(2 * width, width, bias=False)
         self.lstm = nn.ModuleList(nn.LSTMCell(reads, INNER) for reads in (2 * width, INNER))

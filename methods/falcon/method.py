@@ -114,7 +114,7 @@ class Falcon(Method):
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3; see the class."""
+        """Return the draft of one decoding step (steps 1 to 3 in the docstring of the class)."""
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())

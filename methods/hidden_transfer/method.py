@@ -79,5 +79,5 @@ class HiddenTransfer(Method):
         self.ahead = session.reserve(self.params.nodes, maps)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step (steps 1 and 2 in the docstring of the class)."""
         return fill_from(self.tree, self.ahead.latest_logits(), session)

@@ -88,7 +88,7 @@ class HydraPlus(Method):
         self.levels = Levels(session, head, session.new_state(head, slack=size))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step (steps 1 and 2 in the docstring of the class)."""
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())

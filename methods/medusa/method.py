@@ -78,6 +78,6 @@ class Medusa(Method):
         session.reserve(len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step (steps 1 and 2 in the docstring of the class)."""
         logits = self.heads(session.features())[:, 0]  # [levels, V]
         return fill_from(self.tree, logits, session)

@@ -99,7 +99,8 @@ class Mtp(JoinedHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules; see `DraftHead.build`."""
+        """Create the submodules of the head. The constructor of the base class calls this method.
+        """
         width = self.shape.hidden_size
         self.enorm, self.hnorm = self.new_norm(), self.new_norm()
         self.fc = nn.Linear(2 * width, width, bias="fc.bias" in tensor_names)

@@ -83,7 +83,7 @@ class Mtp(Method):
         self.length = create_length_rule(self.params, session, model=head)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step (steps 1 and 2 in the docstring of the class)."""
         self.length.begin()
         limit = min(limit, self.length.most)
         if limit < 1:

@@ -77,7 +77,7 @@ class OmniDraft(Method):
             self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 4; see the class."""
+        """Return the draft of one decoding step (steps 1 to 4 in the docstring of the class)."""
         # Step 1: translate the committed tokens.
         self.text.follow(session.tokens())
         picks, x, state, remaining = (
@@ -107,7 +107,8 @@ class OmniDraft(Method):
         return session.chain_of_picks(picks)
 
     def _distribution(self, walk: list[int], outs: list[ModelOutput]) -> ModelOutput:
-        """Carry out step 3, and return the logits of q; see the class."""
+        """Carry out step 3, and return the logits of q of the steps in the docstring of the class.
+        """
         if not walk:
             return self.translation.to_target_logits(outs[0])
         distributions = [out.rows[-1].double().softmax(-1) for out in outs]
@@ -137,6 +138,8 @@ class OmniDraft(Method):
         return Tokens(host.ids(ids, self.translation.device)[None])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 1 of the next step, and step 6; see the class."""
+        """Update the state of the method after verification (step 1 of the next step, and step 6 in
+        the docstring of the class).
+        """
         self.text.follow(session.tokens(), self.drafted)
         self.runs.add_text(outcome.committed, self.translation.spell_in_draft)

@@ -57,7 +57,7 @@ class PardDraft(FusedDecoder, Artifact):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load a draft model that the authors or specbench trained; see `Artifact.load`."""
+        """Load a draft model that the authors or specbench trained."""
         config, target = read_config(folder), decoders["target"]
         mask = getattr(config, "pard_token", None)
         if not isinstance(mask, int) or not 0 <= mask < config.vocab_size or not fits(config):

@@ -77,7 +77,7 @@ class PEagle(Method):
         self.masks = torch.full(shape, self.head.mask, device=session.device)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3; see the class."""
+        """Return the draft of one decoding step (steps 1 to 3 in the docstring of the class)."""
         n = min(self.params.length, limit)
         if n < 1:
             return session.chain(())

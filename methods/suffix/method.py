@@ -113,7 +113,7 @@ class Suffix(Method):
         self._update_trees(session)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3; see the class."""
+        """Return the draft of one decoding step (steps 1 to 3 in the docstring of the class)."""
         self._update_trees(session)
         params, tokens, parents, best = self.params, list[int](), list[int](), 0.0
         self.source = None
@@ -140,7 +140,8 @@ class Suffix(Method):
         return session.tree(tokens, tuple(parents))
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 5; see the class."""
+        """Update the state of the method after verification (step 5 in the docstring of the class).
+        """
         self.output_tree.use(self.source if self.source is not None and outcome.path else None)
         if self.open_output:
             self._update_trees(session)  # before other requests of the batch draft from this output
