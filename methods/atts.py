@@ -42,8 +42,7 @@ def p_value(score: float, known: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ConformalRule(SegmentRule):
-    """Accept rule that accepts a chunk if its conformal p-value is above the rejection rate alpha.
-    """
+    """Accept rule that accepts a chunk if its conformal p-value is above the rejection rate alpha."""
 
     alpha: float
     name: ClassVar[str] = "conformal"
@@ -109,11 +108,7 @@ class Atts(Method):
 
     @property
     def accept(self) -> SegmentRule:
-        """Rule that accepts or rejects a whole chunk.
-        @115 c
-        Step 1: The draft model writes a chunk. After a rejection, the target writes the rest of the
-        chunk.
-        """
+        """Rule that accepts or rejects a whole chunk."""
         return self.params.choose_rule(ConformalRule(alpha=self.params.alpha))
 
     @torch.inference_mode()
@@ -122,8 +117,8 @@ class Atts(Method):
         segments = Segments(session, self.params.delimiter, self.params.cap)
         session.prefill()
         while session.finish is None:
-            # Step 1: The draft writes a chunk. After a rejection, the target writes the rest of the
-            # chunk.
+            # Step 1: The draft model writes a chunk. After a rejection, the target writes the rest
+            # of the chunk.
             draft = segments.draft(self.params.length if segments.is_replacing else None)
             yield self.settle(session, segments, draft, session.score(draft))
 

@@ -101,22 +101,19 @@ class Del(Method):
     params: DelParams
 
     def start(self, session: Session) -> None:
-        """Capture the hidden states of all exit layers, and reset the statistics.
-        @108 c
-        Decayed sums over tokens, one value per exit layer.
-        """
+        """Capture the hidden states of all exit layers, and reset the statistics."""
         exits = range(1, session.target.n_layers, self.params.every)
         if exits:
             session.capture_layers([end - 1 for end in exits])
         self.parts = [session.partial(layers=(0, end), keep=True) for end in exits]
         self.n = 2.0  # weighted number of tokens; initially one accepted and one rejected
-        # Sums over tokens, per exit. Earlier steps weigh less.
+        # Decayed sums over tokens, one value per exit layer.
         self.accepted_weight = [1.0] * len(exits)
         self.accepted_confidence = [0.0] * len(exits)
         self.rejected_confidence = [0.0] * len(exits)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (steps 1 and 2 in the docstring of the class)."""
+        """Return the draft of one decoding step: steps 1 and 2 of the class docstring."""
         picks = list[Pick]()
         alpha = [weight / self.n for weight in self.accepted_weight]
         at, length = best_exit(alpha, [part.portion for part in self.parts], self.params.length)
@@ -137,8 +134,7 @@ class Del(Method):
         return (mean_accepted + mean_rejected) / 2
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification (step 4 in the docstring of the class).
-        """
+        """Update the state of the method after verification: step 4 of the class docstring."""
         if not self.parts:
             return
         n, k, w = len(outcome.committed), len(self.parts), self.params.keep

@@ -86,9 +86,7 @@ class Osd(DraftModelMethod):
         self.places, self.distributions = list[int](), list[torch.Tensor]()
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification (steps 3 and 4 in the docstring of the
-        class).
-        """
+        """Update the state of the method after verification: steps 3 and 4 of the class docstring."""
         text = session.tokens()
         if outcome.origin[-1] == "recovered":
             self.places.append(len(text) - 1)  # position of the replacement of the rejected token
@@ -96,7 +94,7 @@ class Osd(DraftModelMethod):
         super().observe(session, outcome)
 
     def learn(self, session: Session) -> None:
-        """Carry out steps 5 and 6 of the steps in the docstring of the class."""
+        """Carry out steps 5 and 6 of the class docstring."""
         memory, request = session.memory, session.requests[0]
         topic = request.topic if self.params.route else ""
         model = session.trainable("draft", topic)

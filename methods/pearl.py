@@ -117,7 +117,7 @@ class Pearl(Method):
         return self.params.window == AUTO
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the request, and yield each step."""
+        """Decode the request, and yield each decoding step."""
         drafter, max_window = (
             session.start_worker(PearlDrafter, self.params),
             self._choose_window(session),

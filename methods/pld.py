@@ -33,9 +33,9 @@ class PldParams(MethodParams):
 class Pld(Method):
     """Prompt lookup: drafts the tokens that followed an earlier occurrence of the current suffix.
 
-    Exact because the draft depends only on earlier tokens. Draft tokens are not drawn at random.
-    Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
-    is accepted if and only if the target chooses it.
+    Exact because the draft depends only on earlier tokens. Draft tokens are not drawn at random. A
+    node is accepted with the probability that the target gives its token. In greedy decoding and
+    coupled sampling, it is accepted if and only if the target chooses the same token.
     Differs from the author's code: suffixes longer than the text are skipped and raise no error.
     Without a match the step is plain decoding; their code drafts one arbitrary token.
 
@@ -59,7 +59,7 @@ class Pld(Method):
         self.indexed = 0
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (steps 1 and 2 in the docstring of the class)."""
+        """Return the draft of one decoding step: steps 1 and 2 of the class docstring."""
         params = self.params
         text = session.tokens()
         self._extend(text, params.ngram)

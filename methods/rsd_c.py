@@ -71,7 +71,7 @@ class RsdC(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def start(self, session: Session) -> None:
-        """Reserve space for the tree and prefill the draft model."""
+        """Reserve space for the draft tree, and prefill the draft model."""
         params, most = self.params, session.target.vocab_size
         widths = params.widths or (params.width,) * params.depth
         self.widths = [min(width, most) for width in widths]
@@ -81,7 +81,7 @@ class RsdC(Method):
         self.levels = Levels.of_draft(session, nodes=sum(sizes[1:]), fed=sum(sizes[1:-1]))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (steps 1 to 3 in the docstring of the class)."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         widths, levels = self.widths[:limit], self.levels
         tokens, parents, distributions = list[Tensor](), list[int](), list[Tensor]()
         level, above = (
@@ -107,7 +107,7 @@ class RsdC(Method):
         return session.tree(torch.cat(tokens), tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification (step 5 in the docstring of the class).
-        Nodes were fed in their order, except the deepest level.
+        """Update the state of the method after verification: step 5 of the class docstring. Nodes
+        were fed in their order, except the deepest level.
         """
         self.levels.keep(outcome.path)

@@ -72,11 +72,11 @@ class RsdS(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def start(self, session: Session) -> None:
-        """Reserve space for the tree and prefill the draft model."""
+        """Reserve space for the draft tree, and prefill the draft model."""
         self.levels = Levels.of_draft(session, nodes=self.params.width * self.params.depth)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (steps 1 and 2 in the docstring of the class)."""
+        """Return the draft of one decoding step: steps 1 and 2 of the class docstring."""
         levels, tokens, parents, distributions = (
             self.levels,
             list[int](),
@@ -131,7 +131,7 @@ class RsdS(Method):
         return sorted(possible, key=lambda node: -node[2])[: self.params.width]
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification (step 4 in the docstring of the class).
-        Nodes were fed in their order, except the deepest level.
+        """Update the state of the method after verification: step 4 of the class docstring. Nodes
+        were fed in their order, except the deepest level.
         """
         self.levels.keep(outcome.path)

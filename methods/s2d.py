@@ -90,7 +90,7 @@ class S2d(DraftModelMethod):
         self.waiting = [list[torch.Tensor]() for _ in self.spans[1:]]
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (steps 1 to 3 in the docstring of the class)."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         x, picks = session.pending_tokens(self.state.length()), list[Pick]()
         while len(picks) < min(limit, self.params.length):
             picks.append(session.pick(self._run_until_confident(x), len(picks)))
@@ -110,8 +110,7 @@ class S2d(DraftModelMethod):
         return self.model.forward(x, self.state, layers=self.spans[-1])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification (step 5 in the docstring of the class).
-        """
+        """Update the state of the method after verification: step 5 of the class docstring."""
         super().observe(session, outcome)
         read = [self.state.length(0, first) for first, _ in self.spans]
         for waiting, (left, entered) in zip(self.waiting, pairwise(read), strict=True):

@@ -98,7 +98,7 @@ class Sequoia(Method):
     uses_costs = property(lambda self: self.params.nodes == AUTO)
 
     def start(self, session: Session) -> None:
-        """Reserve space for the tree and prefill the draft model."""
+        """Reserve space for the draft tree, and prefill the draft model."""
         largest = max(max_nodes(self.params.nodes), self.params.width)
         self.levels = Levels.of_draft(session, nodes=largest)
         self.accepted_ranks = session.memory.setdefault(
@@ -106,7 +106,7 @@ class Sequoia(Method):
         )  # rank of the accepted child per step, `width` if none
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (step 3 in the docstring of the class)."""
+        """Return the draft of one decoding step: step 3 of the class docstring."""
         tree = session.memory.get("tree") or tree_of_choices((k,) for k in range(self.params.width))
         tree = tree.truncate(limit, session.target.vocab_size)
         self.grown = GrownTree(session.chain(()), ())
@@ -116,8 +116,8 @@ class Sequoia(Method):
         return self.grown.draft
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification (steps 1 and 2, and the end of step 3
-        in the docstring of the class).
+        """Update the state of the method after verification: steps 1 and 2, and the end of step 3
+        of the class docstring.
         """
         self.levels.keep(self.grown.rows(outcome.path))
         if "tree" not in session.memory and self.grown.draft.nodes:

@@ -62,7 +62,9 @@ class Sps(DraftModelMethod):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
-        """Return the acceptance head, if the length rule needs it."""
+        """Return the acceptance head of SpecDec++ if the parameters select it as length rule.
+        Otherwise return nothing.
+        """
         return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def start(self, session: Session) -> None:
@@ -73,7 +75,7 @@ class Sps(DraftModelMethod):
         )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (steps 1 and 2 in the docstring of the class)."""
+        """Return the draft of one decoding step: steps 1 and 2 of the class docstring."""
         picks: list[Pick] = []  # each a token x and, if it was drawn, its distribution q
         self.length.begin()
         limit = min(limit, self.length.most)
@@ -93,8 +95,8 @@ class Sps(DraftModelMethod):
         return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification (step 4 in the docstring of the class).
-        The last committed token has no KV entry in the draft yet.
+        """Update the state of the method after verification: step 4 of the class docstring. The
+        last committed token has no KV entry in the draft yet.
         """
         super().observe(session, outcome)
         self.length.observe(outcome)

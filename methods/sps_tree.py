@@ -93,7 +93,7 @@ class SpsTree(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """True if the size of the tree is chosen from measured times of forwards."""
+        """True if the method chooses the tree size from measured forward times."""
         return self.params.shape == "dynamic" and self.params.nodes == AUTO
 
     def start(self, session: Session) -> None:
@@ -108,7 +108,7 @@ class SpsTree(Method):
         self.levels = Levels.of_draft(session, nodes=largest, fed=fed)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (steps 1 and 2 in the docstring of the class)."""
+        """Return the draft of one decoding step: steps 1 and 2 of the class docstring."""
         params, levels = self.params, self.levels
         if limit < 1:
             self.grown = GrownTree(session.chain(()), ())
@@ -129,6 +129,5 @@ class SpsTree(Method):
         return self.grown.draft
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification (step 4 in the docstring of the class).
-        """
+        """Update the state of the method after verification: step 4 of the class docstring."""
         self.levels.keep(self.grown.rows(outcome.path))

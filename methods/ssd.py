@@ -75,7 +75,7 @@ class Ssd(Method):
     workers: ClassVar[int] = 2
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the request, and yield each step."""
+        """Decode the request, and yield each decoding step."""
         windows = DraftWindows(session, SsdDrafter, self.params)
         session.prefill()
         windows.settle(session.output())

@@ -91,7 +91,7 @@ class Stand(Method):
         )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (step 1 in the docstring of the class)."""
+        """Return the draft of one decoding step: step 1 of the class docstring."""
         ids, parents, distributions = list[int](), list[int](), list[Tensor]()
         fed: list[
             tuple[int, Path, Path]
@@ -125,8 +125,7 @@ class Stand(Method):
         return session.tree(ids, tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification (step 3 in the docstring of the class).
-        """
+        """Update the state of the method after verification: step 3 of the class docstring."""
         text, n, kept = session.tokens(), len(outcome.committed), self.params.kept
         at = host.ids([0, *(node + 1 for node in outcome.path)][:n], session.device)
         rows = session.verified_logits().index_select(0, at).float().log_softmax(-1)

@@ -65,7 +65,7 @@ class Tli(Method):
             self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (steps 1 to 3 in the docstring of the class)."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         # Step 1: translate the committed tokens into the draft's vocabulary.
         self.text.follow(session.tokens())
         translation, picks = self.text.translation, list[Pick]()
@@ -79,8 +79,8 @@ class Tli(Method):
         return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification (step 5 in the docstring of the class).
-        The last committed token has no KV entry in the draft yet.
+        """Update the state of the method after verification: step 5 of the class docstring. The
+        last committed token has no KV entry in the draft yet.
         """
         draft_of, stood = (
             self.text.translation.target_to_draft,

@@ -81,7 +81,7 @@ class TokenRecycling(Method):
         self.next: Tensor = kept["next"]
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (step 1 in the docstring of the class)."""
+        """Return the draft of one decoding step: step 1 of the class docstring."""
         shape = self.shape.truncate(limit, self.width)
         above = host.ids(
             session.tokens()[-1:], session.device
@@ -94,8 +94,7 @@ class TokenRecycling(Method):
         return session.tree(torch.cat(self.known[1:] or [above[:0]]), shape.parents)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification (step 3 in the docstring of the class).
-        """
+        """Update the state of the method after verification: step 3 of the class docstring."""
         known, best = (
             torch.cat(self.known),
             ranking.top_indices(session.verified_logits(), self.width),

@@ -75,7 +75,7 @@ class Uag(Method):
             self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (steps 1 to 3 in the docstring of the class)."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         # Step 1: translate the committed text into the draft's vocabulary.
         self.text.follow(session.tokens())
         # Step 2: the draft model generates tokens.
@@ -89,7 +89,7 @@ class Uag(Method):
         return session.chain(self.text.translation.to_target_ids(before, self.written)[:limit])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification (step 1 of the next step in the
-        docstring of the class). The last committed token has no KV entry yet.
+        """Update the state of the method after verification: step 1 of the next step of the class
+        docstring. The last committed token has no KV entry yet.
         """
         self.text.follow(session.tokens(), self.written)

@@ -207,8 +207,7 @@ def copy_tensors(
 
 
 def official_layers(n_layers: int) -> tuple[int, ...]:
-    """Return the three target layers whose outputs EAGLE-3's code reads, for a target with N
-    layers.
+    """Return the three target layers whose outputs EAGLE-3's code reads, of N = `n_layers` layers.
 
     The layers are 1, N/2 - 1 and N - 4, counted from 0. For targets with fewer than five layers,
     the numbers are limited to existing layers.

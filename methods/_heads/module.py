@@ -35,7 +35,7 @@ RANDOM_HEAD_DIM = 8
 
 
 class HeadOutput(NamedTuple):
-    """Output of one draft step of a head. Both tensors are [sequences, n, width].
+    """Output of one draft step of a head. Both tensors are [sequences, slots, width].
 
     Attributes:
         hidden: Input of the next draft step, in place of the target's features.
@@ -396,8 +396,7 @@ class PrefixHead(JoinedHead):
     """
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules of the head. The constructor of the base class calls this method.
-        """
+        """Create the submodules of the head. The constructor of the base class calls this method."""
         self.layer = LlamaLayer(
             self.shape.hidden_size, self.shape, self.rope, tensor_names, normed=True
         )

@@ -78,25 +78,21 @@ class Chimera(Method):
     def start(self, session: Session) -> None:
         """Choose the draft tree, reserve space for it, and capture the hidden states that the head
         reads.
-        @90 c
-        Steps 1 and 2: Add the keys and values of new committed tokens, and rank the first draft
-        tokens.
-        @92 c
-        Step 3: Fill the tree. The keys and values of draft tokens are dropped afterwards.
         """
         depth, width = self.params.depth, min(self.params.width, session.target.vocab_size)
         self.tree = best_tree(self.params.nodes, depth=depth, width=width)
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (steps 1 to 3 in the docstring of the class)."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
         levels = self.levels
-        # Steps 1 and 2: Compute keys and values of new tokens, and the first ranking.
+        # Steps 1 and 2: Add the keys and values of new committed tokens, and rank the first draft
+        # tokens.
         first = levels.begin(session.pending_features(levels.state.length()))
-        # Step 3: fill the tree. Keys and values of drafted tokens are dropped afterwards.
+        # Step 3: Fill the tree. The keys and values of draft tokens are dropped afterwards.
         draft = fill(tree, levels, first, session).draft
         levels.drop()
         return draft

@@ -95,11 +95,11 @@ class Clover(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "depth", "width"})
 
     def start(self, session: Session) -> None:
-        """Reserve space for the tree, and capture the hidden states that the head reads."""
+        """Reserve space for the draft tree, and capture the hidden states that the head reads."""
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=self.params.nodes)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (steps 1 to 4 in the docstring of the class)."""
+        """Return the draft of one decoding step: steps 1 to 4 of the class docstring."""
         params, levels = self.params, self.levels
         width, depth = min(params.width, session.target.vocab_size), min(params.depth, limit)
         tree, level = list[CloverNode](), [CloverNode(0.0, 0, ROOT, ROOT)]

@@ -78,14 +78,14 @@ class DFlash(Method):
         self.masks = torch.full((1, head.block - 1), head.mask, device=session.device)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (steps 1 to 3 in the docstring of the class)."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         n = min(self.params.length, self.head.block - 1, limit)
         if n < 1:
             return session.chain(())
-        # Steps 1 and 2: The block follows the tokens with known hidden states. It starts with the
-        # last committed token, whose hidden state is not known yet.
+        # Steps 1 and 2: The block starts with the last committed token. The target has not computed
+        # the hidden state of this token yet.
         pending = session.pending_features(self.state.length())
         x = Features(torch.cat((pending.ids, self.masks), 1), pending.rows)
         logits = self.head.forward(x, self.state, logits_at="all").rows
-        # Step 3: Row 0 belongs to the last committed token, which needs no prediction.
+        # Step 3: Skip row 0. It belongs to the last committed token, which is already known.
         return draw_chain(session, logits[1 : n + 1])

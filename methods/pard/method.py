@@ -74,7 +74,7 @@ class Pard(Method):
         self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (steps 1 to 3 in the docstring of the class)."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         n = min(self.params.length, limit)
         if n < 1:
             return session.chain(())

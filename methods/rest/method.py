@@ -85,7 +85,7 @@ class Rest(Method):
         session.reserve(self.params.nodes)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (steps 1 to 3 in the docstring of the class)."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         params, text = self.params, session.tokens()
         n = self._find_longest_suffix(text[-params.longest :])
         depth = min(params.depth, limit)

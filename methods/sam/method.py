@@ -140,7 +140,7 @@ class Sam(Method):
             self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (steps 1 to 3 in the docstring of the class)."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         self._extend_matches(session)
         params, (_, text_length), (_, output_length) = (
             self.params,
@@ -199,7 +199,7 @@ class Sam(Method):
             self.output_automaton.add(session.output()[: self.params.memory])
 
     def _extend_matches(self, session: Session) -> None:
-        """Carry out step 1 of the steps in the docstring of the class."""
+        """Carry out step 1 of the class docstring."""
         if (
             self.output_automaton is not self.memory["outputs"]
         ):  # another request of the batch replaced it

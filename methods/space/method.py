@@ -81,6 +81,6 @@ class Space(Method):
         self.masks = session.reserve(self.params.length, session.artifact(*self.artifacts()))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (step 1 in the docstring of the class)."""
+        """Return the draft of one decoding step: step 1 of the class docstring."""
         logits = self.masks.latest_logits()[: min(self.params.length, limit)]
         return draw_chain(session, logits)

@@ -79,7 +79,7 @@ class SpecDecPP(DraftModelMethod):
         self.eos = session.requests[0].stop.eos
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (steps 1 to 3 in the docstring of the class)."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         params, picks, s = self.params, list[Pick](), 1.0
         x = session.pending_tokens(self.state.length())
         while len(picks) < limit:

@@ -137,7 +137,7 @@ class SpecEE(Method):
         return session.score(draft) if halted is None else halted.end().rows, 0
 
     def _trusts(self, session: Session, layer: int, features: Tensor) -> bool:
-        """Carry out step 4 of the steps in the docstring of the class."""
+        """Carry out step 4 of the class docstring."""
         if self.params.gate == "random" and self.params.threshold < 1:
             trusts = session.random.bernoulli(features.new_full((1,), self.params.rate))
         else:

@@ -147,7 +147,7 @@ class Staged(Method):
             )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (steps 2 and 3 in the docstring of the class)."""
+        """Return the draft of one decoding step: steps 2 and 3 of the class docstring."""
         # Step 2: Each stage drafts for the stage above it, as a draft model does for the target.
         trunk, rows = self.last.generate((), min(self.params.depth, limit))
         # Step 3: Leaves cost no draft forward, because their parents were already fed.

@@ -113,7 +113,7 @@ class Suffix(Method):
         self._update_trees(session)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (steps 1 to 3 in the docstring of the class)."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         self._update_trees(session)
         params, tokens, parents, best = self.params, list[int](), list[int](), 0.0
         self.source = None
@@ -140,8 +140,7 @@ class Suffix(Method):
         return session.tree(tokens, tuple(parents))
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification (step 5 in the docstring of the class).
-        """
+        """Update the state of the method after verification: step 5 of the class docstring."""
         self.output_tree.use(self.source if self.source is not None and outcome.path else None)
         if self.open_output:
             self._update_trees(session)  # before other requests of the batch draft from this output

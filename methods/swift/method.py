@@ -101,7 +101,7 @@ class Swift(Method):
         self.part, self.score = session.partial(skip=self.search.best), -1.0
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return the draft of one decoding step (step 1 in the docstring of the class)."""
+        """Return the draft of one decoding step: step 1 of the class docstring."""
         params, most = self.params, min(self.params.width, session.target.vocab_size)
         tokens, parents, distributions, node = list[Tensor](), list[int](), list[Tensor](), ROOT
         x = session.pending_tokens(session.state.length())
@@ -120,8 +120,7 @@ class Swift(Method):
         return session.tree(torch.cat(tokens) if tokens else (), tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification (step 3 in the docstring of the class).
-        """
+        """Update the state of the method after verification: step 3 of the class docstring."""
         search = self.search
         if search.is_finished or len(session.output()) <= self.params.window:
             return
