@@ -44,7 +44,7 @@ class EqSpec(DraftModelMethod):
     2. Draft: one forward of the draft model per token, over all sequences with remaining budget.
     3. (engine) One target forward over the last committed token and the draft of each sequence;
        verify each; if a draft tokens of a sequence are accepted, commit a + 1 tokens.
-    4. Drop the draft's KV entries of rejected tokens. A finished sequence leaves the batch.
+    4. Drop the draft model's KV entries of rejected tokens. A finished sequence leaves the batch.
     """
 
     name: ClassVar[str] = "eqspec"
@@ -89,8 +89,8 @@ class EqSpec(DraftModelMethod):
         return draft_chains(self.model, sequences, [method.length for method, _ in members])
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float]:
-        """Update the state of the method after verification: step 4 of the class docstring. The
-        last committed token has no KV entry in the draft yet.
+        """Carry out step 4; see the class. The draft model has no KV entry for the last committed
+        token yet.
         """
         super().observe(session, outcome)
         self.length.observe(outcome)

@@ -50,7 +50,7 @@ class ExSpec(DraftModelMethod):
     2. Draft: one forward of the draft model per token, over all sequences with remaining budget.
     3. (engine) One target forward; verify and commit each sequence. When a sequence ends, another
        prompt joins the window.
-    4. Drop the draft's KV entries of rejected tokens.
+    4. Drop the draft model's KV entries of rejected tokens.
     """
 
     name: ClassVar[str] = "exspec"
@@ -106,8 +106,8 @@ class ExSpec(DraftModelMethod):
         return draft_chains(self.model, sequences, [method.length for method, _ in members])
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float]:
-        """Update the state of the method after verification: step 4 of the class docstring. The
-        last committed token has no KV entry in the draft yet.
+        """Carry out step 4; see the class. The draft model has no KV entry for the last committed
+        token yet.
         """
         super().observe(session, outcome)
         self.length.observe(outcome)

@@ -23,7 +23,7 @@ class _Preset(DraftModelMethod):
     """Speculative sampling with one accept rule.
 
     One step:
-    1. (base) Feed the draft model its pending tokens, and draw `length` tokens from it.
+    1. (base) The draft model processes its pending tokens. Draw `length` tokens from it.
     2. (engine) One target forward over the last committed token and the draft. A draft token is
        accepted if the lossless rule or the accept rule accepts it.
     3. (engine) Replace the first rejected token by the lossless rule's token.

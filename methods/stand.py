@@ -61,8 +61,9 @@ class Stand(Method):
     distributions at committed tokens enter the table. Drawing without replacement is Gumbel top-k.
     In coupled sampling it uses the same Gumbel noise as the target.
 
-    With `scope=run` the speed of a prompt depends on earlier prompts, but its output does not. The
-    table has at most `memory` n-grams with `kept` tokens each.
+    With `scope=run`, data from earlier prompts is kept. The speed of a prompt then depends on
+    earlier prompts, but its output does not. The table has at most `memory` n-grams with `kept`
+    tokens each.
 
     One step, with a table that maps an n-gram to a mean distribution over few tokens and its count:
     1. Level by level, use the distribution of the longest known n-gram at the end of a node's path.
@@ -81,7 +82,7 @@ class Stand(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def start(self, session: Session) -> None:
-        """Take the table from the run's memory, and reserve space for the tree."""
+        """Take the n-gram table from the run's memory, and reserve space for the draft tree."""
         shape = medusa_tree(self.params.nodes, depth=self.params.depth)
         self.children = Counter(node[:-1] for node in shape.nodes)
         session.reserve(len(shape.nodes))
@@ -142,8 +143,10 @@ class Stand(Method):
             del self.table[next(iter(self.table))]
 
     def _distribution(self, node: tuple[int, Path, Path]) -> Mapping[int, float] | None:
-        """Return the distribution of the longest known n-gram at a node, if the node has children
-        in the tree."""
+        """Return the table's distribution for a node: that of the longest known n-gram on its path.
+
+        Return None if no n-gram is known, or if the node has no children in the tree.
+        """
         _, ranks, before = node
         grams = (before[first:] for first in range(len(before) if self.children[ranks] else 0))
         return next((self.table[gram][1] for gram in grams if gram in self.table), None)

@@ -1,4 +1,4 @@
-"""Plain decoding with the target: the baseline of speedups and the reference for outputs."""
+"""Plain decoding with the target: the baseline for speedups, and the reference for outputs."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ class Vanilla(Method):
     proposes: ClassVar[bool] = False
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return an empty draft."""
+        """Return an empty draft, so that every step decodes one token."""
         return session.chain(())

@@ -99,7 +99,10 @@ class FinishReason(BaseModel):
 
 
 class MetaInfo(BaseModel):
-    """Counts and finish reason of SGLang. The `spec_*` counts are None if it does not draft."""
+    """Counts and finish reason in an event of SGLang.
+
+    The `spec_*` counts are None if the server does not draft.
+    """
 
     prompt_tokens: Count | None = None
     completion_tokens: Count

@@ -79,10 +79,10 @@ class HydraHeads(SequentialHead):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load heads in specbench's format or in that of the authors' code.
+        """Load heads in the format of specbench or of the authors' code.
 
-        The latter is github.com/zankner/Hydra with `hydra_head_arch` "mlp". Its tensor names have
-        other prefixes.
+        The authors' code is github.com/zankner/Hydra, with `hydra_head_arch` "mlp". Its tensor
+        names have other prefixes.
         """
         weights, source = Weights(folder), "Hydra heads (zankner)"
         if any(name.startswith("prefix_embeding_layer.") for name in weights):

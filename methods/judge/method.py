@@ -87,12 +87,12 @@ class Judge(DraftModelMethod):
     The command `specbench train judge` trains the head.
 
     One step:
-    1. (base) Feed the draft model its pending tokens, and draw `length` tokens x from it.
+    1. (base) The draft model processes its pending tokens. Draw `length` tokens x from it.
     2. (engine) One target forward over the last committed token and the draft. x is accepted if the
        lossless rule accepts it, or if sigmoid(w h + b) > threshold, where h is the hidden state at
        x.
     3. (engine) Replace the first rejected token by the lossless rule's token.
-    4. (base) Drop the draft's KV entries of rejected tokens.
+    4. (base) Drop the draft model's KV entries of rejected tokens.
     """
 
     name: ClassVar[str] = "judge"
