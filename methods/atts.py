@@ -42,7 +42,9 @@ def p_value(score: float, known: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ConformalRule(SegmentRule):
-    """Accept rule that accepts a chunk if its conformal p-value is above the rejection rate alpha."""
+    """Accept rule that accepts a chunk if its conformal p-value is above the rejection rate
+    alpha.
+    """
 
     alpha: float
     name: ClassVar[str] = "conformal"

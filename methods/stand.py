@@ -54,24 +54,25 @@ class Stand(Method):
     """STAND: drafts from the mean of the target's distributions after the same n-gram.
 
     Exact because siblings are drawn without replacement from the distribution that verification
-    uses, and tested in the order of their draws. The number of children of a node depends only on
-    its path. In greedy decoding and coupled sampling a child is accepted if and only if the target
-    chooses it.
-    Differs from the paper: the tree is built as in Medusa, not fitted to problems. Only
+    uses, and tested in the order of their draws. The number of children of a node does not depend
+    on the drawn tokens. In greedy decoding and coupled sampling a child is accepted if and only if
+    the target chooses it.
+    Differs from the paper: the tree is built as in Medusa, and not fitted to example problems. Only
     distributions at committed tokens enter the table. Drawing without replacement is Gumbel top-k.
-    In coupled sampling it uses the same Gumbel noise as the target.
+    In coupled sampling, the draft uses the same Gumbel noise as the target.
 
     With `scope=run`, data from earlier prompts is kept. The speed of a prompt then depends on
     earlier prompts, but its output does not. The table has at most `memory` n-grams with `kept`
     tokens each.
 
-    One step, with a table that maps an n-gram to a mean distribution over few tokens and its count:
+    One step. A table maps each n-gram to the mean of the target's distributions after it (over few
+    tokens) and a count:
     1. Level by level, use the distribution of the longest known n-gram at the end of a node's path.
-       Draw the number of children that the tree has there, without replacement. A node without a
-       known n-gram has no children.
+       Draw children without replacement, as many as the static tree has at this node. A node
+       without a known n-gram has no children.
     2. (engine) One target forward over the last committed token and the tree; verify; commit.
-    3. For each committed token and each n-gram that ends before it, update the mean with the
-       target's best tokens, and keep the best.
+    3. For each committed token and each n-gram that ends before it, update the mean distribution
+       with the target's most likely tokens. Keep only the most likely tokens.
     """
 
     name: ClassVar[str] = "stand"

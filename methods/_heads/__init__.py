@@ -1,1 +1,3 @@
-"""Trained draft heads and predictors. Methods decode with them, and training commands train them."""
+"""Trained draft heads and predictors. Methods decode with them, and training commands train
+them.
+"""

@@ -192,7 +192,9 @@ class LayerHead(HeadStack):
             self.weight_bytes += self._own_output.nbytes
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Return the embeddings of token ids, from the head's own embedding matrix if it has one."""
+        """Return the embeddings of token ids, from the head's own embedding matrix if it has
+        one.
+        """
         if self._own_embedding is None:
             return self.target.embed(ids)
         return torch.embedding(self._own_embedding, ids)

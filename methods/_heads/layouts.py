@@ -175,7 +175,9 @@ def rename_tensors(
 
 
 def to_stored_names(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a head under the names of a layout (the inverse of `rename_tensors`)."""
+    """Return the tensors of a head under the names of a layout (the inverse of
+    `rename_tensors`).
+    """
     stored_name = {
         own_name: name for name, own_name in layout.renames.items() if own_name != DROPPED
     }

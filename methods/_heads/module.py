@@ -396,7 +396,9 @@ class PrefixHead(JoinedHead):
     """
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules of the head. The constructor of the base class calls this method."""
+        """Create the submodules of the head. The constructor of the base class calls this
+        method.
+        """
         self.layer = LlamaLayer(
             self.shape.hidden_size, self.shape, self.rope, tensor_names, normed=True
         )

@@ -58,7 +58,9 @@ class Clover(PrefixHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules of the head. The constructor of the base class calls this method."""
+        """Create the submodules of the head. The constructor of the base class calls this
+        method.
+        """
         super().build(tensor_names)
         width = self.shape.hidden_size
         self.before, self.after = self.new_norm(), self.new_norm()

@@ -56,7 +56,9 @@ class Eagle(JoinedHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules of the head. The constructor of the base class calls this method."""
+        """Create the submodules of the head. The constructor of the base class calls this
+        method.
+        """
         width = self.shape.hidden_size
         self.fc = nn.Linear(2 * width, width, bias="fc.bias" in tensor_names)
         self.layer = LlamaLayer(width, self.shape, self.rope, tensor_names, normed=False)

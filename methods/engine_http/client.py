@@ -190,7 +190,9 @@ class HttpClient:
         return shown + "..." * (len(line) > most)
 
     def find_processes(self) -> Sequence[int]:
-        """Return the process ids of the server if it runs on this machine. They listen at its port."""
+        """Return the process ids of the server if it runs on this machine. They listen at its
+        port.
+        """
         parts = urlsplit(self._url)
         if not _is_here(parts.hostname or ""):
             return ()

@@ -248,7 +248,9 @@ class LlamaCppServer(ServerKind):
 
 
 class SglangServer(ServerKind):
-    """SGLang server. It is used through its own endpoint, because OpenAI's returns no draft counts."""
+    """SGLang server. It is used through its own endpoint, because OpenAI's returns no draft
+    counts.
+    """
 
     owner = "sglang"
     path = "generate"

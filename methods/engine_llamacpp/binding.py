@@ -210,7 +210,9 @@ def _expand_output_matrix(rows: Tensor, ids: Tensor, size: int) -> Tensor:
 
 
 def _read_architecture(config: Any) -> tuple[str, dict[str, Any]]:
-    """Return the name of the architecture in llama.cpp, and the settings of the rotary embedding."""
+    """Return the name of the architecture in llama.cpp, and the settings of the rotary
+    embedding.
+    """
     kind, rope = ARCHITECTURES.get(config.model_type), config.rope_parameters
     if kind is None:
         written = ", ".join(ARCHITECTURES)

@@ -81,7 +81,9 @@ class OpenVinoDraftParams(MethodParams):
 
 
 class OpenVinoDraft(OpenVino):
-    """Speculative decoding with OpenVINO GenAI: a draft model drafts a constant number of tokens."""
+    """Speculative decoding with OpenVINO GenAI: a draft model drafts a constant number of
+    tokens.
+    """
 
     name: ClassVar[str] = "engine:openvino-draft"
     Params: ClassVar[type[MethodParams]] = OpenVinoDraftParams

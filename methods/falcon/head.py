@@ -67,7 +67,9 @@ class Falcon(TwoStepHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules of the head. The constructor of the base class calls this method."""
+        """Create the submodules of the head. The constructor of the base class calls this
+        method.
+        """
         width = self.shape.hidden_size
         self.fc = nn.Linear(2 * width, width, bias=False)
         self.lstm = nn.ModuleList(nn.LSTMCell(reads, INNER) for reads in (2 * width, INNER))
@@ -195,7 +197,9 @@ class FalconHead(UnfusedHead):
     head: Falcon
 
     def draft_first(self, x: HeadInput) -> HeadOutput:
-        """Run the head on the committed text. Return one row for each of the k predicted features."""
+        """Run the head on the committed text. Return one row for each of the k predicted
+        features.
+        """
         return self._split_block(self.head.run_first_block(x))
 
     def draft_next(self, x: HeadInput) -> HeadOutput:

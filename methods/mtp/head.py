@@ -100,7 +100,9 @@ class Mtp(JoinedHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules of the head. The constructor of the base class calls this method."""
+        """Create the submodules of the head. The constructor of the base class calls this
+        method.
+        """
         width = self.shape.hidden_size
         self.enorm, self.hnorm = self.new_norm(), self.new_norm()
         self.fc = nn.Linear(2 * width, width, bias="fc.bias" in tensor_names)

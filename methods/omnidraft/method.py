@@ -142,6 +142,8 @@ class OmniDraft(Method):
         return Tokens(host.ids(ids, self.translation.device)[None])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the translated text and the n-gram cache (steps 1 and 6 of the class docstring)."""
+        """Update the translated text and the n-gram cache (steps 1 and 6 of the class
+        docstring).
+        """
         self.text.follow(session.tokens(), self.drafted)
         self.runs.add_text(outcome.committed, self.translation.spell_in_draft)

@@ -78,7 +78,9 @@ class Space(Method):
         return False
 
     def start(self, session: Session) -> None:
-        """Append masks to the last token and to each draft token (step 2 of the class docstring)."""
+        """Append masks to the last token and to each draft token (step 2 of the class
+        docstring).
+        """
         self.masks = session.reserve(self.params.length, session.artifact(*self.artifacts()))
 
     def propose(self, session: Session, limit: int) -> Draft:

@@ -397,7 +397,9 @@ class ModelStage:
         )
 
     def _score_guess(self, pending: Sequence[int], guess: GuessTree) -> Tensor:
-        """Return the logits after the last pending token and after each node, [1 + nodes, vocab]."""
+        """Return the logits after the last pending token and after each node, [1 + nodes,
+        vocab].
+        """
         m, n = len(pending), len(guess.tokens)
         device = self.session.device
         x = Tokens(host.ids([[*pending, *guess.tokens]], device))

@@ -1,1 +1,3 @@
-"""SuffixDecoding: the decoding method, its suffix tree, and the eviction of outputs from the tree."""
+"""SuffixDecoding: the decoding method, its suffix tree, and the eviction of outputs from the
+tree.
+"""

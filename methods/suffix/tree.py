@@ -217,7 +217,9 @@ class SuffixTree:
         self._restore_leaves()
 
     def _restore_leaves(self) -> None:
-        """After an eviction, turn repeated suffixes that occur nowhere else any more into leaves."""
+        """After an eviction, turn repeated suffixes that occur nowhere else any more into
+        leaves.
+        """
         ending: dict[int, list[tuple[int, OpenSequence]]] = {}
         for each in self._open:
             for node, depth in each.repeated:
