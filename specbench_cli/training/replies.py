@@ -1,9 +1,9 @@
 """Replies: the target's own answers to training questions, from which draft models and heads learn.
 
 Answers are greedy or sampled at temperature 1, as in DistillSpec (Zhou et al., ICLR 2024,
-arXiv:2310.08461), which trains on samples of the models. The target can also generate the question:
-it continues a prompt that ends where the user's turn begins (Magpie, Xu et al., arXiv:2406.08464).
-Replies are stored as JSON Lines, so that an interrupted run can resume.
+arXiv:2310.08461), which trains on samples of the models. The target can also generate the question.
+It then continues a prompt that ends where the user's turn begins (Magpie, Xu et al.,
+arXiv:2406.08464). Replies are stored as JSON Lines, so that an interrupted run can resume.
 """
 
 import json
@@ -64,9 +64,11 @@ class ReplyPrompt(NamedTuple):
     """Prompt that the target continues.
 
     Attributes:
-        ids: token ids of the prompt. With `question_end` the prompt ends before the question.
-        question_end: tokens between a question and its answer. If there are any, the target
-            generates a question until it produces the first of them. The others are then added.
+        ids: token ids of the prompt. If `question_end` is not empty, the prompt ends before the
+            question.
+        question_end: tokens between a question and its answer. If not empty, the target generates
+            the question, which ends with the first of these tokens. The other tokens are then
+            appended.
         greedy: whether the answer is greedy. Generated questions are always sampled.
     """
 
@@ -80,7 +82,7 @@ class TrainingReply(NamedTuple):
 
     Attributes:
         answer: the answer. It ends with an EOS token unless it reached the length limit. Empty if
-            the prompt led to no answer.
+            the target wrote no answer.
         first_row: row of the first token in `HiddenStateFiles`.
     """
 
@@ -94,18 +96,18 @@ class TrainingReply(NamedTuple):
         return len(self.prompt) + len(self.answer)
 
     def encode(self) -> EncodedChat:
-        """Return the reply with its loss weights."""
+        """Return the reply as an encoded chat, with the loss weight of each token."""
         weights = [PROMPT_LOSS_WEIGHT] * len(self.prompt) + [1.0] * len(self.answer)
         return EncodedChat([*self.prompt, *self.answer], weights, self.first_row)
 
 
 class TargetRows(NamedTuple):
-    """Hidden states and predictions of a target over n tokens.
+    """Hidden states and predictions of a target for n tokens.
 
     Attributes:
-        rows: hidden states of the captured layers, and those after the final norm, concatenated:
-            [n, (layers + 1) * width], fp16.
-        best: the most likely next token of each token, [n].
+        rows: hidden states of the captured layers and hidden states after the final norm,
+            concatenated: [n, (layers + 1) * width], fp16.
+        best: the target's most likely next token after each token, [n].
     """
 
     rows: Tensor
@@ -115,11 +117,13 @@ class TargetRows(NamedTuple):
 class HiddenStateFiles:
     """Files with the target's hidden states and predictions over its replies.
 
-    Heads read them many times in training. Replies are appended in the order of their JSON lines.
+    The training of heads reads the files many times. The rows of a reply are appended in the order
+    of the JSON lines.
 
     Args:
         folder: folder of the files.
-        captured_layers: captured layers. Hidden states after the final norm are always stored.
+        captured_layers: target layers whose hidden states are stored. Hidden states after the final
+            norm are always stored.
         width: width of the target's hidden states.
     """
 
@@ -131,20 +135,20 @@ class HiddenStateFiles:
         self._is_locked = False
 
     def __len__(self) -> int:
-        """Return the number of tokens that are complete in both files."""
+        """Return the number of tokens whose hidden states and predictions are both stored."""
         rows, best = (f.stat().st_size if f.is_file() else 0 for f in (self._rows, self._best))
         return min(rows // (2 * self.width), best // 4)
 
     def complete(
         self, replies: Sequence[TrainingReply], read: Callable[[Sequence[int]], TargetRows]
     ) -> None:
-        """Append the rows that are missing for the first replies of a file.
+        """Append the hidden states of replies that the files do not contain yet.
 
         Args:
-            read: function that computes the rows of token ids.
+            read: function that computes the hidden states for token ids.
 
         Raises:
-            UsageError: rows are missing, and another process is writing them.
+            UsageError: hidden states are missing, and another process is writing them.
         """
         if sum(reply.size for reply in replies) <= len(self):
             return
@@ -159,7 +163,11 @@ class HiddenStateFiles:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the files for writing. Raise UsageError if another process has locked them."""
+        """Lock the files for writing.
+
+        Raises:
+            UsageError: another process has locked the files.
+        """
         if self._is_locked:
             yield
             return
@@ -171,26 +179,30 @@ class HiddenStateFiles:
                 self._is_locked = False
 
     def truncate(self, tokens: int) -> None:
-        """Keep the first `tokens` tokens in both files, and remove later ones."""
+        """Keep the hidden states of the first `tokens` tokens in both files, and remove the
+        rest.
+        """
         for file, size in ((self._rows, 2 * self.width), (self._best, 4)):
             with _open_for_append(file) as opened:
                 opened.truncate(size * tokens)
 
     def append(self, new: TargetRows) -> None:
-        """Append the rows of the next reply."""
+        """Append the hidden states of the next reply."""
         with _open_for_append(self._rows) as rows, _open_for_append(self._best) as best:
             rows.write(new.rows.cpu().numpy().tobytes())
             best.write(new.best.to(torch.int32).cpu().numpy().tobytes())
 
     def open_arrays(self) -> tuple[NDArray[np.float16], NDArray[np.int32]]:
-        """Return the rows and the most likely next tokens of all tokens, as memory maps."""
+        """Return the hidden states and the most likely next tokens of all tokens, as memory
+        maps.
+        """
         n = len(self)
         rows = np.memmap(self._rows, np.float16, "r", shape=(n, self.width))
         return rows, np.memmap(self._best, np.int32, "r", shape=(n,))
 
 
 def make_prompts(encode: Encoder, chats: Sequence[Chat], greedy: bool = False) -> list[ReplyPrompt]:
-    """Return the first questions of chats as prompts."""
+    """Return the first question of each chat as a prompt."""
     return [ReplyPrompt(encode.encode_prompt(chat[0][0]), greedy=greedy) for chat in chats]
 
 
@@ -220,8 +232,9 @@ def make_magpie_prompts(
 ) -> list[ReplyPrompt]:
     """Return `n` prompts for a target of any family: GSM8K problems and self-generated questions.
 
-    Two in three self-generated questions begin with one of `OPENINGS`. A smaller `n` gives the
-    first of the same prompts. When all problems are used, they are repeated with sampled answers.
+    Two in three self-generated questions begin with one of `OPENINGS`. With a smaller `n`, the
+    result is a prefix of the same list. When all problems are used, they are repeated with sampled
+    answers.
 
     Args:
         problems: GSM8K problems, used in a seeded order. May be empty.
@@ -262,19 +275,20 @@ def sample_replies(
     progress: Callable[[int], None] = lambda _: None,
     rows: HiddenStateFiles | None = None,
 ) -> dict[int, TrainingReply]:
-    """Return the target's replies by the number of their prompt.
+    """Return the target's replies. The key is the number of the prompt.
 
-    Replies that `file` contains are kept; missing ones are sampled and appended. The random numbers
-    of a reply do not depend on the other replies.
+    Replies in `file` are kept. Missing replies are sampled and appended. The random numbers of a
+    reply do not depend on the other replies.
 
     Args:
         target: function that loads the target. It is called only if a reply is missing.
         ends: tokens that end an answer.
-        progress: called with the number of replies after each one.
+        progress: function that is function that is called after each reply with the number of
+            replies so far.
         rows: files for the target's hidden states over the replies.
 
     Returns:
-        The replies with an answer. A prompt has none if its generated question does not end in
+        The replies with an answer. A prompt has no answer if its generated question does not end in
         time, or if the prompt is too long.
     """
     done = _read_replies(file)
@@ -320,7 +334,7 @@ class Replies(PackedChats):
     """Endless stream of the same replies, in a fixed order.
 
     Args:
-        make: function that returns the replies. It is called when the first one is needed.
+        make: function that returns the replies. It is called when the first reply is needed.
     """
 
     def __init__(self, padding: int, make: Callable[[], Sequence[EncodedChat]]) -> None:
@@ -350,7 +364,7 @@ class Replies(PackedChats):
         return {"drawn": self._drawn}
 
     def seek(self, position: dict[str, Any]) -> None:
-        """Continue at a position that `get_position` returned."""
+        """Continue at a position that an earlier call of `get_position` returned."""
         self._drawn = position["drawn"]
 
 
@@ -359,8 +373,8 @@ class _GrowingReply:
     """Reply that is being generated.
 
     Attributes:
-        slot: number of its KV cache in the batch.
-        input_ids: input of its next forward.
+        slot: number of the reply's KV cache in the batch.
+        input_ids: input of the next forward.
         in_question: whether the target is generating the question.
         tokens: tokens of the question or of the answer so far.
     """
@@ -377,11 +391,14 @@ class _GrowingReply:
 
     @property
     def is_sampled(self) -> bool:
-        """True if the next token is sampled, False if it is greedy."""
+        """True if the next token is sampled. False if it is the most likely token."""
         return self.in_question or not self.prompt_request.greedy
 
     def add_token(self, token: int, ends: Collection[int]) -> TrainingReply | None:
-        """Add a token. Return the reply if it is complete, or a reply without answer on failure."""
+        """Add a token. Return the reply if it is complete, else None.
+
+        If the target failed to end a question, the reply has no answer.
+        """
         room = MAX_LENGTH - len(self.prompt) - len(self.tokens) - 1
         if not self.in_question:
             self.tokens.append(token)
@@ -408,10 +425,11 @@ def _generate_replies(
     seed: int,
     captured_layers: tuple[int, ...] | None = None,
 ) -> Iterator[tuple[int, TrainingReply, TargetRows | None]]:
-    """Yield each reply as soon as it is complete; the next prompt takes its slot.
+    """Generate several replies together. Yield each reply as soon as it is complete. The next
+    prompt then takes its slot.
 
-    With `captured_layers`, also yield the target's rows over the reply. The row of the last token
-    is 0, because the target did not read it.
+    With `captured_layers`, also yield the target's hidden states for the reply. They are 0 for the
+    last token, because the target did not process it.
 
     Args:
         prompts: prompts with their numbers.
@@ -445,7 +463,8 @@ def _generate_replies(
             )
         if not live:
             return
-        # Sort by length and slot: attention runs once for neighbours in memory of equal length.
+        # Sort by length and slot. The target can then run attention once for neighbouring slots of
+        # equal length.
         lines = sorted(live.values(), key=lambda line: (len(line.input_ids), line.slot))
         ns = [len(line.input_ids) for line in lines]
         starts = [line.state.position() for line in lines]
