@@ -152,8 +152,8 @@ class Aligner(HeadTrainer):
             that the draft model starts with its current weights.
         exits: numbers of layers after which the draft model also learns to predict, for the method
             `s2d`.
-        layers: number of layers of a draft that is made from the target. Its embeddings and output
-            matrix stay frozen. 0: the draft is an existing model.
+        layers: number of layers of a draft model that is made from the target. Its embeddings and
+            output matrix stay frozen. 0 means that the draft model is an existing model.
         begin: layers of the target to copy: the first ones, the last ones, or half of each.
         vocabulary: size of the reduced output vocabulary. None means that the vocabulary is not
             reduced.

@@ -108,8 +108,8 @@ class HeadTrainer:
         out: folder for the heads. It may contain earlier work, which is resumed.
         target: folder of the target, a Llama, Mistral, Qwen2 or Qwen3 model.
         gsm8k: GSM8K problems among the questions. If empty, only generated questions are used.
-        n_replies: number of questions that the target answers. An embedded target answers this
-            number twice: with sampling and greedily.
+        n_replies: number of questions that the target answers. A target that specbench ships
+            answers twice as many questions: half with sampling, half greedily.
         n_held_out: number of held-out questions for estimates of MAT (mean accepted tokens per
             verification).
         fast: whether to use torch.compile if the machine supports it.

@@ -97,7 +97,7 @@ def save_adapter(updates: dict[str, LowRankUpdate], folder: Path, base: str) -> 
     """Write the low-rank updates as a LoRA adapter in PEFT's format, in fp16.
 
     Args:
-        updates: updates by the name of their matrix.
+        updates: low-rank updates. The key is the name of the updated matrix.
         base: the base model, as given to `--target`.
     """
     named = dict[str, Tensor]()
