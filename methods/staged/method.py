@@ -416,9 +416,9 @@ class ModelStage:
         return out.rows
 
     def _rewind(self, path: Sequence[int]) -> None:
-        """Keep the KV entries that match the text and `path`, and drop all others.
+        """Drop all KV entries except those that match the text and `path`.
 
-        The entry of the last matching token is dropped too.
+        The last token of `path` never keeps an entry, because its forward must run again.
         """
         text = self.session.tokens()
         most = min(len(self.state_tokens), len(text) + len(path) - 1)

@@ -68,13 +68,13 @@ def _find_head(
 def check_head(
     source: str, kind: str, target: Checkpoint, *, in_target: bool, hint: str = ""
 ) -> None:
-    """Check that a trained module is on this machine or can be downloaded. No files are loaded.
+    """Check that a trained module is on this machine, or that the hub may contain it. No files are
+    loaded.
 
     The arguments are those of `resolve_head`.
 
     Raises:
-        UsageError: the folder does not exist, no module of the kind is known for the target, or it
-            cannot be downloaded.
+        UsageError: the folder does not exist, or no module of the kind is known for the target.
     """
     if source != AUTO:
         local = _local(source, kind, hint)

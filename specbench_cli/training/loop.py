@@ -337,7 +337,7 @@ def check_work(folder: Path) -> None:
     """Check that files with the names of training files really belong to a training.
 
     Raises:
-        UsageError: a file or folder has such a name but other content.
+        UsageError: a file or folder has such a name, but training did not write it.
     """
     for each in folder.iterdir():
         if each.name == CURVE:

@@ -397,7 +397,7 @@ class _GrowingReply:
     def add_token(self, token: int, ends: Collection[int]) -> TrainingReply | None:
         """Add a token. Return the reply if it is complete, else None.
 
-        If the target failed to end a question, the reply has no answer.
+        If a generated question is too short or too long, the reply has no answer.
         """
         room = MAX_LENGTH - len(self.prompt) - len(self.tokens) - 1
         if not self.in_question:
