@@ -134,7 +134,7 @@ class Del(Method):
         return (mean_accepted + mean_rejected) / 2
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification: step 4 of the class docstring."""
+        """Process the outcome of verification: step 4 of the class docstring."""
         if not self.parts:
             return
         n, k, w = len(outcome.committed), len(self.parts), self.params.keep

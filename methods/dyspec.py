@@ -76,13 +76,13 @@ class DySpec(Method):
     """DySpec: draws a tree that grows where acceptance is most likely.
 
     A slot is a free place for the next child of a node. Its value v is the estimated probability
-    that verification reaches it. A child y is drawn from R, the draft's distribution without the
-    earlier siblings. It opens two slots: one for its own first child, with value v R(y), and one
-    for the next sibling, with value v (1 - R(y)).
+    that verification reaches it. A child y is drawn from R, the draft model's distribution without
+    the earlier siblings. It opens two slots: one for its own first child, with value v R(y), and
+    one for the next sibling, with value v (1 - R(y)).
     Exact because the method decides to fill a slot before the token of the slot is drawn. The
-    children of a node are therefore the first draws without replacement from the draft's
+    children of a node are therefore the first draws without replacement from the draft model's
     distribution, and recursive rejection tests them in that order. In greedy decoding and coupled
-    sampling they are the draft's most likely tokens.
+    sampling they are the draft model's most likely tokens.
     Differs from the paper: a node is fed to the draft model when its first slot is filled.
 
     One step. It starts with the root's first slot, which has value 1. Steps 1 and 2 repeat until

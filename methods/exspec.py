@@ -106,8 +106,9 @@ class ExSpec(DraftModelMethod):
         return draft_chains(self.model, sequences, [method.length for method, _ in members])
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float]:
-        """Carry out step 4; see the class. The draft model has no KV entry for the last committed
-        token yet.
+        """Process the outcome of verification: step 4 of the class docstring.
+
+        The draft model has no KV entry for the last committed token yet.
         """
         super().observe(session, outcome)
         self.length.observe(outcome)

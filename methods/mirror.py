@@ -65,8 +65,9 @@ class Mirror(Method):
     model prepares a draft window for each likely outcome of the current window. The next window is
     therefore often ready when verification ends.
     Exact because only the output of the whole target verifies; the early exit only chooses the
-    outcomes to prepare. A prepared window is drawn from the draft's distribution after its outcome,
-    independently of other windows and of the verification, and is used for that outcome only.
+    outcomes to prepare. A prepared window is drawn from the draft model's distribution after its
+    outcome, independently of other windows and of the verification, and is used for that outcome
+    only.
     Differs from the paper: the draft model is an ordinary model that generates one token per
     forward. The paper's draft model is trained for speculative streaming. Workers are processes or
     CUDA streams of one machine. In the paper they are GPUs and NPUs.

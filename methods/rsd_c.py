@@ -110,7 +110,8 @@ class RsdC(Method):
         return session.tree(torch.cat(tokens), tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 5; see the class. The draft model processed the nodes in their order. It
-        did not process the deepest level.
+        """Process the outcome of verification: step 5 of the class docstring.
+
+        The draft model processed the nodes in their order. It did not process the deepest level.
         """
         self.levels.keep(outcome.path)

@@ -136,7 +136,8 @@ class RsdS(Method):
         return sorted(possible, key=lambda node: -node[2])[: self.params.width]
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 4; see the class. The draft model processed the nodes in their order. It
-        did not process the deepest level.
+        """Process the outcome of verification: step 4 of the class docstring.
+
+        The draft model processed the nodes in their order. It did not process the deepest level.
         """
         self.levels.keep(outcome.path)

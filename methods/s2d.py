@@ -113,7 +113,7 @@ class S2d(DraftModelMethod):
         return self.model.forward(x, self.state, layers=self.spans[-1])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification: step 5 of the class docstring."""
+        """Process the outcome of verification: step 5 of the class docstring."""
         super().observe(session, outcome)
         read = [self.state.length(0, first) for first, _ in self.spans]
         for waiting, (left, entered) in zip(self.waiting, pairwise(read), strict=True):

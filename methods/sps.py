@@ -95,8 +95,9 @@ class Sps(DraftModelMethod):
         return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 4; see the class. The draft model has no KV entry for the last committed
-        token yet.
+        """Process the outcome of verification: step 4 of the class docstring.
+
+        The draft model has no KV entry for the last committed token yet.
         """
         super().observe(session, outcome)
         self.length.observe(outcome)

@@ -131,5 +131,5 @@ class SpsTree(Method):
         return self.grown.draft
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification: step 4 of the class docstring."""
+        """Process the outcome of verification: step 4 of the class docstring."""
         self.levels.keep(self.grown.rows(outcome.path))

@@ -57,9 +57,9 @@ class Ssd(Method):
     Target and draft model run at the same time, in separate workers. An outcome is the number of
     accepted tokens and the token after them. For each number, the draft model predicts the most
     likely next tokens.
-    Exact because only the target verifies. A prepared window is drawn from the draft's distribution
-    after its outcome, independently of other windows and of the verification, and is used for that
-    outcome only. Verification treats the window like any other draft.
+    Exact because only the target verifies. A prepared window is drawn from the draft model's
+    distribution after its outcome, independently of other windows and of the verification, and is
+    used for that outcome only. Verification treats the window like any other draft.
     Differs from the plan for SGLang: each number of accepted tokens gets the same number of
     guesses.
 

@@ -127,7 +127,7 @@ class Stand(Method):
         return session.tree(ids, tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification: step 3 of the class docstring."""
+        """Process the outcome of verification: step 3 of the class docstring."""
         text, n, kept = session.tokens(), len(outcome.committed), self.params.kept
         at = host.ids([0, *(node + 1 for node in outcome.path)][:n], session.device)
         rows = session.verified_logits().index_select(0, at).float().log_softmax(-1)

@@ -80,8 +80,9 @@ class Tli(Method):
         return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 5; see the class. The draft model has no KV entry for the last committed
-        token yet.
+        """Process the outcome of verification: step 5 of the class docstring.
+
+        The draft model has no KV entry for the last committed token yet.
         """
         draft_of, stood = (
             self.text.translation.target_to_draft,

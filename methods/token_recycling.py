@@ -98,7 +98,7 @@ class TokenRecycling(Method):
         return session.tree(torch.cat(self.known[1:] or [above[:0]]), shape.parents)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification: step 3 of the class docstring."""
+        """Process the outcome of verification: step 3 of the class docstring."""
         known, best = (
             torch.cat(self.known),
             ranking.top_indices(session.verified_logits(), self.width),

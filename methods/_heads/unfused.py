@@ -184,7 +184,7 @@ class UnfusedHead(Head, Artifact):
         return scatter_logits(logits.index_select(-1, draft_ids), draft_ids, logits.shape[-1])
 
     def _write(self, state: KVState, embedded: Tensor, features: Tensor) -> None:
-        """Add committed tokens to both layers of the state."""
+        """Add committed tokens to both layers of the KV cache."""
         n, first = embedded.shape[1], state.length()
         state.require(first, n)
         new = slice(first, first + n)

@@ -68,7 +68,7 @@ class Pard(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
-        """Prefill the draft model."""
+        """Prefill the draft model with the prompt."""
         self.model = session.artifact(*self.artifacts())
         self.state = session.new_state(self.model, slack=self.params.length)
         self.masks = torch.full((1, self.params.length - 1), self.model.mask, device=session.device)

@@ -216,7 +216,7 @@ class DraftStage(Protocol):
         """Record that the next stage generated `tokens` after the text and `path`."""
 
     def settle(self) -> None:
-        """Drop the state of draft tokens that were not committed."""
+        """Drop the KV entries of draft tokens that were not committed."""
 
 
 class ModelStage:

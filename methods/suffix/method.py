@@ -142,7 +142,7 @@ class Suffix(Method):
         return session.tree(tokens, tuple(parents))
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Update the state of the method after verification: step 5 of the class docstring."""
+        """Process the outcome of verification: step 5 of the class docstring."""
         self.output_tree.use(self.source if self.source is not None and outcome.path else None)
         if self.open_output:
             self._update_trees(session)  # before other requests of the batch draft from this output

@@ -230,7 +230,11 @@ def _scale(folder: Path, facts: dict[str, Any]) -> float:
 
 
 def _check_parts(folder: Path, parts: dict[str, Array], places: set[str], rank: int) -> None:
-    """Raise UsageError unless the tensors of an adapter are A and B pairs of its rank."""
+    """Check the tensors of an adapter: each updated matrix needs A and B of the configured rank.
+
+    Raises:
+        UsageError: a tensor is missing or unexpected, or has another rank.
+    """
     pairs = {PREFIX + at + end for at in places for end in (A, B)}
     wrong = [f"has {name}, which is not a LoRA matrix" for name in sorted(parts.keys() - pairs)]
     wrong += [f"lacks {name}" for name in sorted(pairs - parts.keys())]

@@ -226,7 +226,7 @@ def average_losses(losses: Sequence[Loss]) -> Loss:
 
 
 def compile_loss(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Compile a loss with torch.compile, if this machine has a C++ compiler."""
+    """Compile a loss function with torch.compile, if this machine has a C++ compiler."""
     if shutil.which("g++") or shutil.which("clang++"):
         fast: Callable[P, Tensor] = torch.compile(loss, dynamic=False)
         return fast

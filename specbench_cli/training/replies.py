@@ -493,7 +493,7 @@ def _generate_replies(
 
 
 class _RowBuffer:
-    """Buffer of the target's hidden states over the replies that are being generated.
+    """Buffer of the target's hidden states for the replies that are being generated.
 
     Args:
         n_slots: number of replies in the batch.
@@ -507,7 +507,7 @@ class _RowBuffer:
         self._best = torch.zeros(size, dtype=torch.int64, device=device)
 
     def start_sequence(self, slot: int, prefix: TargetRows) -> None:
-        """Start a reply with the rows of the prefix that all prompts share."""
+        """Start a reply with the hidden states of the prefix that all prompts share."""
         self._rows[slot, : len(prefix.rows)] = prefix.rows
         self._best[slot, : len(prefix.best)] = prefix.best
 
@@ -519,9 +519,13 @@ class _RowBuffer:
         outs: Sequence[ModelOutput],
         last: Tensor,
     ) -> None:
-        """Store the rows of a forward: ns[i] rows in slots[i], from position starts[i].
+        """Store the hidden states of a forward: ns[i] rows in slots[i], from position starts[i].
 
         Args:
+            slots: slot of each sequence.
+            starts: position of the first new row of each sequence.
+            ns: number of new rows of each sequence.
+            outs: outputs of the target.
             last: the most likely next token after the last row of each sequence, [sequences].
         """
         device, captured_layers = self._target.device, self._captured_layers
@@ -541,9 +545,9 @@ class _RowBuffer:
         self._best.index_put_(index, new.best)
 
     def read_reply(self, slot: int, reply: TrainingReply) -> TargetRows:
-        """Return the rows of a complete reply.
+        """Return the hidden states and predictions for a complete reply.
 
-        The row of the last token is 0, because the target did not read that token.
+        The row of the last token is 0, because the target did not process that token.
         """
         rows, best = self._rows[slot, : reply.size], self._best[slot, : reply.size]
         rows[-1], best[-1] = 0, best[0]
@@ -551,7 +555,7 @@ class _RowBuffer:
 
 
 def _get_row_width(target: Decoder, captured_layers: tuple[int, ...]) -> int:
-    """Return the number of values that are stored per token."""
+    """Return the number of hidden state values that are stored per token."""
     return (len(captured_layers) + 1) * target.hidden_size
 
 
@@ -565,8 +569,8 @@ def _compute_rows(
     """Return the hidden states and predictions to store, from a forward's output [1, n, width].
 
     Args:
-        known: rows whose most likely next token is already known, in ascending order.
-        known_best: these tokens, [len(known)].
+        known: indices of rows whose most likely next token is already known, in ascending order.
+        known_best: most likely next tokens of these rows, [len(known)].
     """
     normed = target.norm(out.hidden[0])
     rows = torch.cat([*(out.aux_hidden_states[at][0] for at in captured_layers), normed], -1).half()
@@ -582,7 +586,7 @@ def _compute_rows(
 
 @torch.inference_mode()
 def _read_rows(target: Decoder, captured_layers: tuple[int, ...], ids: Sequence[int]) -> TargetRows:
-    """Return the target's rows over a text."""
+    """Return the target's hidden states and predictions for a text."""
     tokens = Tokens(host.ids([ids], target.device))
     state = target.new_state(len(ids))
     out = target.forward(tokens, state, logits_at=None, captured_layers=captured_layers)
@@ -603,7 +607,7 @@ def _choose_batch_size(target: Decoder, captured_layers: tuple[int, ...] | None)
 def _new_states(target: Decoder, captured_layers: tuple[int, ...] | None, most: int) -> list[State]:
     """Return the KV caches of a batch with at most `most` sequences.
 
-    If the decoder supports it, they share one allocation.
+    If the decoder supports it, the KV caches share one allocation.
     """
     lines = min(_choose_batch_size(target, captured_layers), most)
     pool = target.new_state(MAX_LENGTH, lines)
@@ -618,7 +622,7 @@ def _run_shared_prefix(
     """Run the target on the tokens that all prompts begin with, such as a system prompt.
 
     Returns:
-        The KV cache, the number of shared tokens, and the target's rows over them.
+        The KV cache, the number of shared tokens, and the target's hidden states for them.
     """
     columns = zip(*(prompt.ids[:-1] for prompt in prompts), strict=False)
     shared = sum(1 for _ in takewhile(lambda ids: len(set(ids)) == 1, columns))
@@ -634,7 +638,7 @@ def _run_shared_prefix(
 def _choose_tokens(logits: Tensor, best: Tensor, lines: Sequence[_GrowingReply]) -> list[int]:
     """Return the next token of each reply, greedy or sampled, from logits [replies, vocab].
 
-    Sampling inverts the cumulative distribution.
+    A token is sampled by inverting the cumulative distribution.
     """
     sampled = [at for at, line in enumerate(lines) if line.is_sampled]
     if not sampled:
@@ -652,12 +656,14 @@ def _choose_tokens(logits: Tensor, best: Tensor, lines: Sequence[_GrowingReply])
 
 
 def _count_complete_bytes(file: Path) -> int:
-    """Return the size of the complete lines. A killed run may leave an incomplete last line."""
+    """Return the size in bytes of all complete lines. A killed run may leave an incomplete last
+    line.
+    """
     return file.read_bytes().rfind(b"\n") + 1 if file.is_file() else 0
 
 
 def _read_replies(file: Path) -> dict[int, TrainingReply]:
-    """Return the replies in the complete lines of a file, by number of the prompt."""
+    """Return the replies in the complete lines of a file. The key is the number of the prompt."""
     lines = file.read_bytes()[: _count_complete_bytes(file)].splitlines() if file.is_file() else []
     rows: Iterator[Mapping[str, Any]] = map(json.loads, lines)
     done, first = dict[int, TrainingReply](), 0
@@ -668,13 +674,21 @@ def _read_replies(file: Path) -> dict[int, TrainingReply]:
 
 
 def _open_for_append(file: Path) -> BufferedWriter:
-    """Open a file for appending. Raise UsageError if it is a link."""
+    """Open a file for appending.
+
+    Raises:
+        UsageError: the file is a link.
+    """
     return os.fdopen(files.open_own(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
 
 
 @contextmanager
 def _lock_file(file: Path, hint: str) -> Iterator[None]:
-    """Lock a file for writing. Raise UsageError if another process has locked it."""
+    """Lock a file for writing.
+
+    Raises:
+        UsageError: another process has locked the file.
+    """
     lock = Path(f"{file}.lock")
     files.check_own(lock, lambda content: not content)
     try:
