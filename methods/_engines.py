@@ -180,8 +180,9 @@ def read_output(
 
 
 def report_output(session: PeerSession, reply: CompletionReply, ids: Sequence[int]) -> None:
-    """Commit the engine's output tokens to the session. Record the engine's draft counts if it has
-    any.
+    """Commit the engine's output tokens to the session.
+
+    Record the engine's draft counts if it has any.
     """
     session.adopt_tokens(ids, reply.first_ns, reply.last_ns)
     if reply.drafted is not None and reply.accepted is not None:
@@ -214,8 +215,9 @@ program.
 
 
 def get_model_folder(module: Any, kind: Hashable, write: Callable[[Path], None]) -> Path:
-    """Return a folder with the model files of a transformers module. The first call writes the
-    files.
+    """Return a folder with the model files of a transformers module.
+
+    The first call writes the files.
 
     Args:
         module: The transformers module.

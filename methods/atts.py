@@ -142,8 +142,9 @@ class Atts(Method):
         )
 
     def generate_batch(self, batch: Batch) -> Iterator[Step]:
-        """Decode the requests of a batch. The parameter `barrier` decides whether requests wait for
-        each other.
+        """Decode the requests of a batch.
+
+        The parameter `barrier` decides whether requests wait for each other.
         """
         segments_of, params = dict[Session, Segments](), self.params
         while not batch.finished:

@@ -147,7 +147,8 @@ class DySpec(Method):
         return session.tree(tokens, tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Keep the draft model's KV entries of accepted nodes. The last accepted node may have
-        none.
+        """Keep the draft model's KV entries of accepted nodes.
+
+        The last accepted node may have none.
         """
         self.levels.keep(self.place[node] for node in outcome.path if node in self.place)

@@ -57,6 +57,7 @@ class EqSpec(DraftModelMethod):
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
         """Return the acceptance head of SpecDec++ if the parameters select it as length rule.
+
         Otherwise return nothing.
         """
         return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()

@@ -63,6 +63,7 @@ class ExSpec(DraftModelMethod):
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
         """Return the acceptance head of SpecDec++ if the parameters select it as length rule.
+
         Otherwise return nothing.
         """
         return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()

@@ -27,8 +27,7 @@ class LayerSkipParams(MethodParams):
 
 
 class LayerSkip(Method):
-    """LayerSkip: the target's first layers draft. Its other layers verify, and read their hidden
-    states.
+    """LayerSkip: the target's first layers draft. Its other layers verify from their output.
 
     Exact because each draft token is verified against the target by speculative sampling, with the
     distribution that it was drawn from. Training for early exit changes the acceptance rate only.
@@ -52,8 +51,9 @@ class LayerSkip(Method):
     params: LayerSkipParams
 
     def start(self, session: Session) -> None:
-        """Select the first layers for drafting. Store their output, from which the target
-        continues.
+        """Select the first layers for drafting.
+
+        Store their output, from which the target continues.
         """
         end = self.params.exit or max(1, session.target.n_layers // 4)
         self.part = session.partial(layers=(0, end), keep=True)

@@ -111,9 +111,9 @@ class Lenience(_Preset):
     q(x))), where factor <= 1. A token is then generated with probability at most p(x) / factor.
     With factor 1 the rule is off, and the method generates the same tokens as standard speculative
     sampling (`sps`).
-    With the option `--verify rejection`, there is no difference from the paper. In greedy decoding
-    the paper accepts x if p(x) >= factor max p. Coupled sampling makes the same comparison, on log
-    p + noise instead of log p.
+    Differs from the paper in no point with the option `--verify rejection`. In greedy decoding the
+    paper accepts x if p(x) >= factor max p. Coupled sampling makes the same comparison, on log p +
+    noise instead of log p.
 
     One step is the same as in `sps` with `accept=lenient`.
     """

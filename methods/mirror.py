@@ -44,8 +44,9 @@ class MirrorParams(MethodParams):
 
 
 class MirrorDrafter(Preparer):
-    """Draft worker of Mirror. It prepares a draft for each likely outcome of the target's
-    verification.
+    """Draft worker of Mirror.
+
+    It prepares a draft for each likely outcome of the target's verification.
     """
 
     def start(self) -> None:

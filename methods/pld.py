@@ -55,8 +55,9 @@ class Pld(Method):
     params: PldParams
 
     def start(self, session: Session) -> None:
-        """Create an empty n-gram index. `propose` later adds the prompt and the committed
-        tokens.
+        """Create an empty n-gram index.
+
+        `propose` later adds the prompt and the committed tokens.
         """
         self.index: dict[tuple[int, ...], int] = {}  # n-gram -> end of its first occurrence
         self.indexed = 0

@@ -48,8 +48,7 @@ class S2dParams(MethodParams):
 
 
 class S2d(DraftModelMethod):
-    """S2D: the first layers of the draft model draft if they are confident. Otherwise deeper layers
-    do.
+    """S2D: the first layers of the draft model draft if they are confident, else more layers do.
 
     Exact because the choice of sub-model depends only on distributions, before the token is drawn.
     A sub-model is the first n layers of the draft model. Each token is verified with the

@@ -63,8 +63,9 @@ class BestTrees:
         self.best = best  # value of m nodes on `depth` levels, using children k, k + 1, ...
 
     def nodes(self, m: int, depth: int, *above: int, k: int = 0) -> Iterator[tuple[int, ...]]:
-        """Yield the nodes of the best tree. A node is written as the ranks of the children on its
-        path.
+        """Yield the nodes of the best tree.
+
+        A node is written as the ranks of the children on its path.
         """
         if y := self.best(m, depth, k)[1]:
             yield (*above, k)

@@ -135,8 +135,9 @@ class SpecReason(Method):
             segments.begin()
 
     def grade(self, session: Session, segments: Segments, step: Draft, rows: Tensor) -> float:
-        """Return the grade of a reasoning step, from 0 to 9. Return 0 if the target does not answer
-        with a digit.
+        """Return the grade of a reasoning step, from 0 to 9.
+
+        Return 0 if the target does not answer with a digit.
         """
         if (random_grade := self.accept.random_grade(session.random, rows)) is not None:
             return random_grade

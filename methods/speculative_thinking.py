@@ -117,8 +117,9 @@ class SpeculativeThinking(Method):
 
     @property
     def accept(self) -> SegmentRule | None:
-        """Rule that accepts every paragraph of the draft model. None if the draft model never
-        writes.
+        """Rule that accepts every paragraph of the draft model.
+
+        None if the draft model never writes.
         """
         return AssistedRule() if self.params.writer == "draft" else None
 

@@ -35,7 +35,7 @@ class Sps(DraftModelMethod):
     rejected token is replaced by a draw from norm(max(p - q, 0)). The result follows the target's
     distribution p. In greedy decoding and coupled sampling a draft token is accepted if and only if
     the target chooses it.
-    There is no difference from the papers. q is the draft model's distribution with the same
+    Differs from the papers in no point. q is the draft model's distribution with the same
     temperature, top-k and top-p as p.
 
     `length` may also be the name of a rule that decides when to stop drafting. The output stays
@@ -63,6 +63,7 @@ class Sps(DraftModelMethod):
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
         """Return the acceptance head of SpecDec++ if the parameters select it as length rule.
+
         Otherwise return nothing.
         """
         return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()

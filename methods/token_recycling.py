@@ -71,8 +71,9 @@ class TokenRecycling(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def start(self, session: Session) -> None:
-        """Take the adjacency matrix from the run's memory, or create it. Reserve space for the
-        draft tree.
+        """Take the adjacency matrix from the run's memory, or create it.
+
+        Reserve space for the draft tree.
         """
         params, vocab = self.params, session.target.vocab_size
         self.width = min(params.width, vocab)

@@ -1,3 +1,4 @@
-"""Trained draft heads and predictors. Methods decode with them, and training commands train
-them.
+"""Trained draft heads and predictors.
+
+Methods decode with them, and training commands train them.
 """

@@ -139,8 +139,9 @@ class LoadedHead:
 
 
 def head_mismatch(files: LoadedHead, what: str) -> EnvironmentFault:
-    """Return the exception for a head that does not match the target. `what` describes the
-    mismatch.
+    """Return the exception for a head that does not match the target.
+
+    `what` describes the mismatch.
     """
     return EnvironmentFault(f"{files.source}: {what}", "specbench list models")
 

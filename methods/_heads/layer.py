@@ -166,8 +166,9 @@ class LayerHead(HeadStack):
         return cls(cls.module.random(target, seed), target)
 
     def _read_extra_weights(self, read: LayerReader, module: DraftHead) -> None:
-        """Read the weights that only some heads have, such as additional norms. Update
-        `weight_bytes`.
+        """Read the weights that only some heads have, such as additional norms.
+
+        Update `weight_bytes`.
 
         The base class reads the weights of the layer and of the matrix `fc`.
         """
@@ -223,8 +224,9 @@ class LayerHead(HeadStack):
 
 
 class PrefixLayerHead(LayerHead):
-    """Draft head whose transformer layer reads only committed tokens, for decoding. Only this layer
-    is fused.
+    """Draft head whose transformer layer reads only committed tokens, for decoding.
+
+    Only this layer is fused.
 
     The layer runs once per decoding step, on the target's hidden states of new committed tokens.
     Only committed tokens enter the KV cache. For draft tokens, the torch module `steps` runs on the

@@ -152,8 +152,9 @@ class DraftHead(nn.Module, ABC):
         return None
 
     def init_from_linear(self, _found: Tensor, _norm: Tensor) -> None:
-        """Initialise the matrix `fc` from a fitted linear map. Initialise the layer so that it
-        returns its input unchanged.
+        """Initialise the matrix `fc` from a fitted linear map.
+
+        Initialise the layer so that it returns its input unchanged.
 
         Args:
             _found: Linear map from the output of `linear_input`, [input width, width].
@@ -396,8 +397,9 @@ class PrefixHead(JoinedHead):
     """
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules of the head. The constructor of the base class calls this
-        method.
+        """Create the submodules of the head.
+
+        The constructor of the base class calls this method.
         """
         self.layer = LlamaLayer(
             self.shape.hidden_size, self.shape, self.rope, tensor_names, normed=True
@@ -442,8 +444,9 @@ class PrefixHead(JoinedHead):
 
 
 def _random_matrix(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a random matrix with the shape of `like`. Its output has about the magnitude of its
-    input.
+    """Return a random matrix with the shape of `like`.
+
+    Its output has about the magnitude of its input.
     """
     random_tensors = torch.randn(like.shape, generator=generator)
     return random_tensors.div_(math.sqrt(like.shape[1]))
@@ -451,16 +454,18 @@ def _random_matrix(like: Tensor, generator: torch.Generator) -> Tensor:
 
 @cache
 def get_head_classes() -> Mapping[str, type[DraftHead]]:
-    """Return all `DraftHead` subclasses in `methods/*/head.py`. The key is the kind, such as
-    "eagle3".
+    """Return all `DraftHead` subclasses in `methods/*/head.py`.
+
+    The key is the kind, such as "eagle3".
     """
     return {kind.kind: kind for kind in _find_head_classes() if issubclass(kind, DraftHead)}
 
 
 @cache
 def get_parallel_head_classes() -> Mapping[str, type[ParallelHead]]:
-    """Return all `ParallelHead` subclasses in `methods/*/head.py`. The key is the kind, such as
-    "pard".
+    """Return all `ParallelHead` subclasses in `methods/*/head.py`.
+
+    The key is the kind, such as "pard".
     """
     return {kind.kind: kind for kind in _find_head_classes() if issubclass(kind, ParallelHead)}
 

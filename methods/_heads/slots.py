@@ -218,8 +218,9 @@ class LlamaLayer(nn.Module):
         return normed
 
     def add_residuals(self, rows: Tensor, attended: Tensor) -> Tensor:
-        """Return the output of the layer. `rows` is its input, and `attended` is the output of its
-        attention.
+        """Return the output of the layer.
+
+        `rows` is its input, and `attended` is the output of its attention.
         """
         rows = rows + attended
         output: Tensor = rows + self.mlp(self.post_attention_layernorm(rows))

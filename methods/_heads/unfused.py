@@ -136,8 +136,9 @@ class UnfusedHead(Head, Artifact):
         return cls(cls.module.random(target, seed), target)
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> State:
-        """Return an empty KV cache. Layer 0 contains keys and values, layer 1 the inputs of the
-        head.
+        """Return an empty KV cache.
+
+        Layer 0 contains keys and values, layer 1 the inputs of the head.
         """
         shapes = [
             LayerShape(self._heads, self._head_dim, self._head_dim),

@@ -73,8 +73,9 @@ def _read_ids(files: LoadedHead, target: Decoder) -> Tensor | None:
 
 
 def _read_own_embedding(files: LoadedHead, target: Decoder) -> Tensor | None:
-    """Return the head's own embedding. Return None if the head has none, or an exact copy of the
-    target's.
+    """Return the head's own embedding.
+
+    Return None if the head has none, or an exact copy of the target's.
 
     Raises:
         EnvironmentFault: The head has no embedding, and its hidden size is not the target's.

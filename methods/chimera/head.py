@@ -74,8 +74,9 @@ class Chimera(TwoStepHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules of the head. The constructor of the base class calls this
-        method.
+        """Create the submodules of the head.
+
+        The constructor of the base class calls this method.
         """
         width = self.shape.hidden_size
         self.fc = nn.Linear(3 * width, width, bias=False)

@@ -58,8 +58,9 @@ class Clover(PrefixHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules of the head. The constructor of the base class calls this
-        method.
+        """Create the submodules of the head.
+
+        The constructor of the base class calls this method.
         """
         super().build(tensor_names)
         width = self.shape.hidden_size
@@ -69,8 +70,9 @@ class Clover(PrefixHead):
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
-        """Return an untrained head. Its transformer layer (the augmenting block) has a small
-        `head_dim`.
+        """Return an untrained head.
+
+        Its transformer layer (the augmenting block) has a small `head_dim`.
         """
         return cls(replace(shape, head_dim=min(_HEAD_DIM, shape.head_dim)), rope)
 

@@ -206,8 +206,9 @@ class DFlashHead(HeadStack):
 
     @torch.inference_mode()
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """Add new committed tokens to the KV cache, and denoise a block. Return the logits of the
-        block.
+        """Add new committed tokens to the KV cache, and denoise a block.
+
+        Return the logits of the block.
         """
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         if not isinstance(x, Features):

@@ -56,8 +56,9 @@ class Eagle(JoinedHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules of the head. The constructor of the base class calls this
-        method.
+        """Create the submodules of the head.
+
+        The constructor of the base class calls this method.
         """
         width = self.shape.hidden_size
         self.fc = nn.Linear(2 * width, width, bias="fc.bias" in tensor_names)
@@ -69,8 +70,9 @@ class Eagle(JoinedHead):
         return cls(shape, rope, ("fc.bias",), target.choose_vocabulary(cls.recipe.draft_vocab_size))
 
     def linear_input(self, embedded: Tensor, features: Tensor) -> Tensor:
-        """Return the input of `fc` with a column of ones. The linear fit uses this column for the
-        bias.
+        """Return the input of `fc` with a column of ones.
+
+        The linear fit uses this column for the bias.
         """
         return torch.cat([embedded, features, torch.ones_like(features[:, :1])], -1)
 

@@ -132,8 +132,9 @@ class Eagle3(JoinedHead):
 
     @classmethod
     def new_small(cls, shape: HeadShape, target: Decoder) -> Self:
-        """Return a small head for audits. Its draft vocabulary is id 0, id 1 and every second id
-        from 2.
+        """Return a small head for audits.
+
+        Its draft vocabulary is id 0, id 1 and every second id from 2.
         """
         captured_layers, ids = official_layers(target.n_layers), target.vocab_size
         draft_ids = torch.tensor([0, 1, *range(2, ids, 2)], device="cpu")
@@ -196,8 +197,9 @@ class Eagle3(JoinedHead):
         return HeadOutput(rows, self.norm(rows))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors to store. `fc` contains the division by the magnitude of the hidden
-        states.
+        """Return the tensors to store.
+
+        `fc` contains the division by the magnitude of the hidden states.
         """
         tensors = super().tensors()
         if self.size is not None:

@@ -135,8 +135,9 @@ class HttpClient:
             raise self.make_fault(f"sent an invalid reply: {self._quote(text)}") from None
 
     def make_fault(self, what: str, hint: str | None = None) -> EnvironmentFault:
-        """Return the exception for a server error. `what` describes it, such as "sent an invalid
-        reply".
+        """Return the exception for a server error.
+
+        `what` describes it, such as "sent an invalid reply".
         """
         found = self._quote(what, 3 * _SHOWN)
         return EnvironmentFault(f"the server at {self._url} {found}", hint or self._default_hint)
@@ -190,8 +191,9 @@ class HttpClient:
         return shown + "..." * (len(line) > most)
 
     def find_processes(self) -> Sequence[int]:
-        """Return the process ids of the server if it runs on this machine. They listen at its
-        port.
+        """Return the process ids of the server if it runs on this machine.
+
+        They listen at its port.
         """
         parts = urlsplit(self._url)
         if not _is_here(parts.hostname or ""):

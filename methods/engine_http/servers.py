@@ -1,5 +1,6 @@
-"""Kinds of inference servers. Each kind has its own request format, streamed events and draft
-counters.
+"""Kinds of inference servers.
+
+Each kind has its own request format, streamed events and draft counters.
 
 The formats are those of vLLM 0.33, SGLang 0.5.23, llama.cpp's server, and OpenAI's completions API.
 All of these servers support OpenAI's API.
@@ -176,8 +177,9 @@ class OpenAiServer(ServerKind):
 
 
 class VllmServer(OpenAiServer):
-    """vLLM server. It reports draft counts only in /metrics. `cache_salt` disables its prefix
-    cache.
+    """vLLM server. It reports draft counts only in /metrics.
+
+    `cache_salt` disables its prefix cache.
     """
 
     owner = "vllm"

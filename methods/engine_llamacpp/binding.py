@@ -41,8 +41,9 @@ DraftFunction = Callable[[Ids], Ids]
 
 
 class CountingDrafter:
-    """Draft function for the argument `draft_model` of the binding. It counts calls and draft
-    tokens.
+    """Draft function for the argument `draft_model` of the binding.
+
+    It counts calls and draft tokens.
 
     Args:
         guess: Function that takes the token ids so far and returns the draft tokens.
@@ -137,8 +138,9 @@ def decode(engine: LlamaCppEngine, session: PeerSession) -> CompletionReply:
 
 
 def get_gguf_file(module: Any) -> Path:
-    """Write the weights of a module to a GGUF file, in float32 and without a tokenizer. Return its
-    path.
+    """Write the weights of a module to a GGUF file, in float32 and without a tokenizer.
+
+    Return its path.
 
     Raises:
         MethodFault: llama.cpp or specbench does not support the architecture.

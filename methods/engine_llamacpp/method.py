@@ -46,8 +46,9 @@ class LlamaCpp(Method):
         check_installed(self.name, "llama_cpp", "llama-cpp-python", "llamacpp")
 
     def create_engine(self, session: PeerSession) -> binding.LlamaCppEngine:
-        """Return the engine with its models. `generate` calls this method only for the first
-        request.
+        """Return the engine with its models.
+
+        `generate` calls this method only for the first request.
         """
         return binding.LlamaCppEngine(
             binding.load_model(session, "target", flash_attn=self.params.flash)

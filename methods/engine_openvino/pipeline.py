@@ -94,8 +94,9 @@ def export_model(tokenizer: Any, module: Any) -> str:
 
 
 class _GrowingCache:
-    """KV cache of a transformers model while it is traced. It appends new keys and values to
-    tensors.
+    """KV cache of a transformers model while it is traced.
+
+    It appends new keys and values to tensors.
 
     Args:
         rows: Keys and values of each layer: keys of layer 0, values of layer 0, and so on.

@@ -67,8 +67,9 @@ class Falcon(TwoStepHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules of the head. The constructor of the base class calls this
-        method.
+        """Create the submodules of the head.
+
+        The constructor of the base class calls this method.
         """
         width = self.shape.hidden_size
         self.fc = nn.Linear(2 * width, width, bias=False)
@@ -77,8 +78,9 @@ class Falcon(TwoStepHead):
         self.layer = LlamaLayer(width, self.shape, self.rope, tensor_names, normed=False)
 
     def encode_pairs(self, windows: Tensor) -> Tensor:
-        """Run the LSTM on pairs of a feature and the next token. Return the layer's input, [...,
-        width].
+        """Run the LSTM on pairs of a feature and the next token.
+
+        Return the layer's input, [..., width].
 
         Args:
             windows: The last k pairs at each position, [..., k, 2 * width].
@@ -197,8 +199,9 @@ class FalconHead(UnfusedHead):
     head: Falcon
 
     def draft_first(self, x: HeadInput) -> HeadOutput:
-        """Run the head on the committed text. Return one row for each of the k predicted
-        features.
+        """Run the head on the committed text.
+
+        Return one row for each of the k predicted features.
         """
         return self._split_block(self.head.run_first_block(x))
 

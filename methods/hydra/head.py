@@ -127,8 +127,9 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 class FirstBlock(nn.Module):
-    """Block A x + SiLU(B x) of a Hydra head. Before training it returns the first `width` numbers
-    of x.
+    """Block A x + SiLU(B x) of a Hydra head.
+
+    Before training it returns the first `width` numbers of x.
     """
 
     def __init__(self, input_width: int, width: int) -> None:

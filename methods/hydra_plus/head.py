@@ -100,8 +100,9 @@ class HydraPlus(PrefixHead):
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
-        """Return an untrained head. Its prefix attention layer is small, and token embeddings are
-        projected to a smaller width.
+        """Return an untrained head.
+
+        Its prefix attention layer is small, and token embeddings are projected to a smaller width.
         """
         wide = min(_HEAD_DIM, shape.head_dim)
         return cls(replace(shape, head_dim=wide), rope, embeds=min(_EMBEDS, shape.hidden_size))

@@ -63,8 +63,9 @@ class JudgeVerifier(AcceptRule):
 
     @property
     def is_exact(self) -> bool:
-        """Return True if the threshold is 1. Then the judge accepts no tokens that the lossless
-        rule rejects.
+        """Return True if the threshold is 1.
+
+        Then the judge accepts no tokens that the lossless rule rejects.
         """
         return self.threshold >= 1
 
@@ -111,8 +112,9 @@ class Judge(DraftModelMethod):
 
     @property
     def accept(self) -> AcceptRule:
-        """Rule of step 2 of the class docstring. It may accept tokens that the lossless rule
-        rejects.
+        """Rule of step 2 of the class docstring.
+
+        It may accept tokens that the lossless rule rejects.
         """
         return JudgeVerifier(self.params.threshold, self.judge_head)
 

@@ -100,8 +100,9 @@ class Mtp(JoinedHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules of the head. The constructor of the base class calls this
-        method.
+        """Create the submodules of the head.
+
+        The constructor of the base class calls this method.
         """
         width = self.shape.hidden_size
         self.enorm, self.hnorm = self.new_norm(), self.new_norm()
@@ -140,8 +141,9 @@ class Mtp(JoinedHead):
         return self.layer.input_layernorm(joined), joined
 
     def make_output(self, rows: Tensor) -> HeadOutput:
-        """Return the normed output of the layer. The output matrix and the next draft step both
-        read it.
+        """Return the normed output of the layer.
+
+        The output matrix and the next draft step both read it.
         """
         normed = self.norm(rows)
         return HeadOutput(normed, normed)

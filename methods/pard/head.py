@@ -73,8 +73,9 @@ class PardDraft(FusedDecoder, Artifact):
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return a small model with random weights. Its mask token is the last id of the
-        vocabulary.
+        """Return a small model with random weights.
+
+        Its mask token is the last id of the vocabulary.
         """
         from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -110,8 +111,9 @@ def _read(folder: Path, config: Any) -> dict[str, Tensor]:
 
 
 class Pard(ParallelHead):
-    """PARD's draft model as a torch module, for training. One forward drafts from many positions of
-    a text.
+    """PARD's draft model as a torch module, for training.
+
+    One forward drafts from many positions of a text.
 
     Args:
         config: transformers' config of the draft model, with `pard_token`. Embedding and output
@@ -146,8 +148,9 @@ class Pard(ParallelHead):
 
     @classmethod
     def new(cls, target: Any, draft: Callable[[], Path] | None) -> Self:
-        """Return the target's default draft model, before its training as PARD draft model. Its
-        mask token is the padding token.
+        """Return the target's default draft model, before its training as PARD draft model.
+
+        Its mask token is the padding token.
 
         Raises:
             UsageError: The target has no default draft model or no padding token.

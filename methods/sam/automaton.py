@@ -82,8 +82,9 @@ class SuffixAutomaton:
         return self._next[state][token], length + 1
 
     def get_continuation(self, match: Match, n: int, min_tokens: int = 0) -> Sequence[int]:
-        """Return up to n tokens after the first occurrence of a match. The result ends where that
-        text ends.
+        """Return up to n tokens after the first occurrence of a match.
+
+        The result ends where that text ends.
 
         Args:
             match: The match.
@@ -108,8 +109,9 @@ class SuffixAutomaton:
         return twin
 
     def _resolve(self, match: Match) -> Match:
-        """Return a match with its current state. Appending tokens may move its string to a new
-        state.
+        """Return a match with its current state.
+
+        Appending tokens may move its string to a new state.
         """
         state, length = match
         while state and length <= self._length[self._link[state]]:

@@ -196,8 +196,9 @@ class Sam(Method):
         return session.chain(host.concatenate(tokens))
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Drop the model's KV entries of rejected tokens. Store a finished output (step 5 of the
-        class docstring).
+        """Drop the model's KV entries of rejected tokens.
+
+        Store a finished output (step 5 of the class docstring).
         """
         if self.params.beside == "draft":
             self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))

@@ -51,8 +51,9 @@ class _Block(nn.Module):
 
 
 class AcceptanceModule(nn.Module):
-    """Acceptance head as a torch module, for training. Its tensors have the names of the authors'
-    checkpoints.
+    """Acceptance head as a torch module, for training.
+
+    Its tensors have the names of the authors' checkpoints.
 
     Args:
         hidden: Hidden size of the draft model.

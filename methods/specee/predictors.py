@@ -53,8 +53,9 @@ def choose_layers(offline: Iterable[int], exits: deque[int], n_layers: int) -> l
 
 
 class ExitPredictors(Artifact):
-    """Trained exit predictors: one for each target layer except the last. L is the number of
-    layers.
+    """Trained exit predictors: one for each target layer except the last.
+
+    L is the number of layers.
 
     Args:
         up: Weights of the first layer, [L - 1, 3 * k, width].

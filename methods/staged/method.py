@@ -128,8 +128,9 @@ class Staged(Method):
         return tuple(stage for stage in self.params.stages if stage not in (NGRAM, "draft"))
 
     def start(self, session: Session) -> None:
-        """Reserve space for the draft tree, and prefill the models. The n-gram counts come from the
-        run's memory.
+        """Reserve space for the draft tree, and prefill the models.
+
+        The n-gram counts come from the run's memory.
         """
         params = self.params
         session.reserve(params.nodes)
@@ -447,8 +448,9 @@ class ModelStage:
 
 
 class NgramStage:
-    """Draft stage with an n-gram model. It counts the n-grams in the text that the next stage
-    generates.
+    """Draft stage with an n-gram model.
+
+    It counts the n-grams in the text that the next stage generates.
     """
 
     def __init__(self, session: Session, model: KatzModel, nodes: int) -> None:

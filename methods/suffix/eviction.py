@@ -1,5 +1,6 @@
-"""Eviction policies of SuffixDecoding. They choose which earlier output to remove when memory is
-full.
+"""Eviction policies of SuffixDecoding.
+
+They choose which earlier output to remove when memory is full.
 
 The policies are FIFO, LRU and two marking algorithms. The marking algorithms use one predicted bit
 per request (Antonios Antoniadis, Joan Boyar, Marek Elias, Lene M. Favrholdt, Ruben Hoeksma, Kim S.
@@ -96,8 +97,9 @@ class Marking(EvictionPolicy):
 
 
 class DiscardBit(Marking):
-    """MARK0: evicts a page that is predicted not to be reused. If there is none, evicts an unmarked
-    page.
+    """MARK0: evicts a page that is predicted not to be reused.
+
+    If there is none, evicts an unmarked page.
 
     Pages that are predicted to be reused are marked. If all predictions are correct, this policy
     has no more misses than the best offline policy.
@@ -109,8 +111,9 @@ class DiscardBit(Marking):
         (self.marked.add if self.predictions[page] else self.marked.discard)(page)
 
     def choose_victim(self) -> int:
-        """Return a page that is predicted not to be reused. If there is none, return an unmarked
-        page.
+        """Return a page that is predicted not to be reused.
+
+        If there is none, return an unmarked page.
         """
         not_reused = (page for page, reused in self.predictions.items() if not reused)
         page = next(not_reused, None)

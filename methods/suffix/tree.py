@@ -1,5 +1,6 @@
-"""Suffix tree of SuffixDecoding. It counts how often each string of tokens occurs in a set of
-sequences.
+"""Suffix tree of SuffixDecoding.
+
+It counts how often each string of tokens occurs in a set of sequences.
 
 The tree is a compressed trie of all suffixes (Peter Weiner: Linear Pattern Matching Algorithms,
 SWAT 1973). As in SuffixDecoding (Oliaro et al., NeurIPS 2025, arXiv:2411.04975), it stores counts
@@ -202,8 +203,9 @@ class SuffixTree:
             self._policy.request(number)
 
     def evict(self, max_tokens: int) -> None:
-        """Evict closed sequences until at most `max_tokens` tokens remain. The policy chooses the
-        sequences.
+        """Evict closed sequences until at most `max_tokens` tokens remain.
+
+        The policy chooses the sequences.
         """
         for each in self._open:  # `_remove` may free the node of a position that was not resolved
             each.repeated = [(self._resolve(*position), position[1]) for position in each.repeated]
@@ -277,8 +279,9 @@ class SuffixTree:
     # ---- queries ---------------------------------------------------------------------------------
 
     def follow(self, positions: Sequence[StringPosition], token: int) -> list[StringPosition]:
-        """Extend matches by one token. Return the suffixes of the text that occur in the tree,
-        longest first.
+        """Extend matches by one token.
+
+        Return the suffixes of the text that occur in the tree, longest first.
 
         Args:
             positions: The result for the text without its last token.
@@ -513,8 +516,9 @@ class SuffixTree:
         self._add_occurrence(leaf, parent)
 
     def _split(self, node: int, depth: int, num_shorter: int) -> int:
-        """Split the edge of a node after `depth` tokens. Return the new node, which is the upper
-        half.
+        """Split the edge of a node after `depth` tokens.
+
+        Return the new node, which is the upper half.
 
         Args:
             node: Node below the edge.

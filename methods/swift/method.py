@@ -95,8 +95,9 @@ class Swift(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def start(self, session: Session) -> None:
-        """Start with the best set of skipped sublayers so far. The first set skips every second
-        layer.
+        """Start with the best set of skipped sublayers so far.
+
+        The first set skips every second layer.
         """
         params = self.params
         inner = list(product(range(1, session.target.n_layers - 1), SUBLAYERS))

@@ -290,8 +290,9 @@ def _complete_draft(folder: Path, base: Path, model: Path) -> None:
 
 
 def _entries(file: Path) -> dict[str, Any]:
-    """Return the header of a safetensors file. Each entry contains the offset of the tensor's
-    data.
+    """Return the header of a safetensors file.
+
+    Each entry contains the offset of the tensor's data.
     """
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")

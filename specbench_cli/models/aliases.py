@@ -1,5 +1,6 @@
-"""Entries of aliases.yaml, which describe known checkpoints. A checkpoint may be not downloaded
-yet.
+"""Entries of aliases.yaml, which describe known checkpoints.
+
+A checkpoint may be not downloaded yet.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ class Alias(BaseModel):
         return {dtype: size for dtype, size in sizes.items() if size is not None} or None
 
     def template_text(self) -> str | None:
-        """Return the chat template, for a tokenizer that contains none. None if no template is
-        needed.
+        """Return the chat template, for a tokenizer that contains none.
+
+        None if no template is needed.
         """
         if self.template is None:
             return None

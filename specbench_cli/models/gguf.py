@@ -106,8 +106,9 @@ def is_gguf(path: Path) -> bool:
 
 
 def convert_gguf(path: Path) -> Path:
-    """Return a folder with the converted model: config.json, safetensors and tokenizer. The first
-    call converts the GGUF file.
+    """Return a folder with the converted model: config.json, safetensors and tokenizer.
+
+    The first call converts the GGUF file.
 
     Values do not change: quantised tensors become float32, and float16 stays float16.
 
@@ -224,8 +225,9 @@ def _open_reader(path: Path) -> Any:
     from gguf import GGUFReader
 
     class Reader(GGUFReader):
-        """GGUF reader that raises an error at the end of the file. The library's reader returns
-        empty arrays.
+        """GGUF reader that raises an error at the end of the file.
+
+        The library's reader returns empty arrays.
         """
 
         def _get(self, offset: int, dtype: Any, count: int = 1, *args: Any, **more: Any) -> Any:

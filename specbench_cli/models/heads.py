@@ -68,8 +68,9 @@ def _find_head(
 def check_head(
     source: str, kind: str, target: Checkpoint, *, in_target: bool, hint: str = ""
 ) -> None:
-    """Check that a trained module is on this machine, or that the hub may contain it. No files are
-    loaded.
+    """Check that a trained module is on this machine, or that the hub may contain it.
+
+    No files are loaded.
 
     The arguments are those of `resolve_head`.
 
@@ -104,8 +105,9 @@ def _find_by_name(source: str, kind: str, hint: str) -> HeadFiles:
 
 
 def _local(source: str, kind: str, hint: str) -> HeadFiles | None:
-    """Return the module in a folder or the shipped module with this name. Return None for a hub
-    id.
+    """Return the module in a folder or the shipped module with this name.
+
+    Return None for a hub id.
     """
     folder = Path(source).expanduser()
     if folder.is_dir():

@@ -143,8 +143,9 @@ def resolve(name: str) -> Checkpoint:
 
 
 def _alias(name: str) -> tuple[str, Alias]:
-    """Return the name and entry of an alias. If the entry is `same_as` another alias, return the
-    other entry.
+    """Return the name and entry of an alias.
+
+    If the entry is `same_as` another alias, return the other entry.
     """
     known = aliases()
     if name not in known:
@@ -158,8 +159,9 @@ def _alias(name: str) -> tuple[str, Alias]:
 
 
 def _find_similar_names(word: str) -> list[str]:
-    """Return up to three short names that are similar to a word. Names with the same prefix come
-    first.
+    """Return up to three short names that are similar to a word.
+
+    Names with the same prefix come first.
     """
     known = list(aliases())
     family = get_close_matches(word.partition("-")[0], {key.partition("-")[0] for key in known}, 1)
@@ -277,8 +279,9 @@ def _make_download(alias: Alias) -> HubDownload:
 
 
 def _absent_draft(alias: Alias) -> HubDownload | None:
-    """Return the default draft model if it must be downloaded too. One message then names both
-    models.
+    """Return the default draft model if it must be downloaded too.
+
+    One message then names both models.
     """
     draft = aliases().get(alias.draft or "")
     return _make_download(draft) if draft and draft.hub and _find_cached(draft) is None else None

@@ -96,8 +96,9 @@ class ModelShape(BaseModel):
 
     @property
     def parameters(self) -> int:
-        """Total number of parameters. An output matrix that is tied to the embedding counts only
-        once.
+        """Total number of parameters.
+
+        An output matrix that is tied to the embedding counts only once.
         """
         layer = (
             self.attention_parameters
@@ -108,8 +109,9 @@ class ModelShape(BaseModel):
         return self.layers * layer + self.output_parameters + embedding
 
     def config(self) -> dict[str, Any]:
-        """Return transformers' config.json of the shape. It has no EOS id, so outputs have a fixed
-        length.
+        """Return transformers' config.json of the shape.
+
+        It has no EOS id, so outputs have a fixed length.
         """
         config: dict[str, Any] = {
             "architectures": [CLASSES[self.family]],

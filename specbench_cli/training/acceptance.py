@@ -81,8 +81,9 @@ class RowSampler:
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
     def batch(self, sequences: int, length: int) -> TrainingBatch:
-        """Return the next `sequences` x `length` hidden states. The targets are their acceptance
-        probabilities.
+        """Return the next `sequences` x `length` hidden states.
+
+        The targets are their acceptance probabilities.
         """
         at = [self._next() for _ in range(sequences * length)]
         return TrainingBatch(self._rows[at], self._chances[at], torch.ones(len(at)))
@@ -229,8 +230,9 @@ class AcceptanceTrainer(HeadTrainer):
         }
 
     def _load_labels(self, file: Path) -> list[LabelledReply]:
-        """Return the labelled replies. The first call computes the labels and stores them in
-        `file`.
+        """Return the labelled replies.
+
+        The first call computes the labels and stores them in `file`.
         """
         if not file.is_file():
             target, draft = (

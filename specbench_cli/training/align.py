@@ -298,8 +298,9 @@ class Aligner(HeadTrainer):
 
     @property
     def _freezes_embeddings(self) -> bool:
-        """True if the draft model was made from the target's layers. Then its embeddings stay
-        frozen.
+        """True if the draft model was made from the target's layers.
+
+        Then its embeddings stay frozen.
         """
         file = self._draft_folder / RECORD
         if self.pretrain or not file.is_file():

@@ -103,8 +103,9 @@ def choose_reply_chats(gsm8k: Sequence[Chat], seed: int, n: int) -> list[Chat]:
 
 
 class Encoder:
-    """Encoder of chats for the embedded models, which specbench ships. Each token gets a loss
-    weight.
+    """Encoder of chats for the embedded models, which specbench ships.
+
+    Each token gets a loss weight.
 
     Attributes:
         ends: tokens that end an answer.
@@ -137,8 +138,9 @@ class Encoder:
         return ids
 
     def encode_prompt(self, question: str) -> list[int]:
-        """Return the token ids of a prompt with this question. The prompt ends where the answer
-        begins.
+        """Return the token ids of a prompt with this question.
+
+        The prompt ends where the answer begins.
         """
         return [self._begin, self._user, *self.encode_text(question), self._assistant]
 
@@ -191,8 +193,9 @@ class TemplateEncoder:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def encode_prompt(self, question: str) -> list[int]:
-        """Return the token ids of a prompt with this question. The prompt ends where the answer
-        begins.
+        """Return the token ids of a prompt with this question.
+
+        The prompt ends where the answer begins.
         """
         return self.encode_text(self._render(question))
 

@@ -145,8 +145,9 @@ class Schedule:
         return Optimization(self.peak_lr, end_lr, self.warmup_steps, horizon=self.horizon)
 
     def scale_steps(self, factor: float) -> Self:
-        """Return the schedule with all numbers of steps multiplied by a factor. Each is at least
-        1.
+        """Return the schedule with all numbers of steps multiplied by a factor.
+
+        Each is at least 1.
         """
         return replace(
             self,
@@ -441,8 +442,9 @@ def _remove_checkpoint(place: Path) -> None:
 
 
 def _remaining(stages: Sequence[TrainingStage], done: int) -> Iterator[tuple[int, TrainingStage]]:
-    """Yield the remaining updates as (number, stage). The first update of a training has number
-    0.
+    """Yield the remaining updates as (number, stage).
+
+    The first update of a training has number 0.
     """
     first = 0
     for stage in stages:

@@ -53,8 +53,9 @@ class TrainingBatch(NamedTuple):
 
 
 class PackedChats(ABC):
-    """Endless stream of chats, packed into batches. `state` and `restore` resume the stream
-    exactly.
+    """Endless stream of chats, packed into batches.
+
+    `state` and `restore` resume the stream exactly.
 
     Chats are not split, because an answer without its question would train the model to guess.
     """
@@ -95,8 +96,9 @@ class PackedChats(ABC):
         self.seek(position)
 
     def _fill(self, length: int) -> tuple[list[int], list[float], list[int], list[int]]:
-        """Pack chats into one sequence. Return its token ids, loss weights, chat starts and row
-        numbers.
+        """Pack chats into one sequence.
+
+        Return its token ids, loss weights, chat starts and row numbers.
 
         The first waiting chat that fits is added, until no chat fits. The rest is padding (about
         2%). Chats that are longer than a sequence are skipped.

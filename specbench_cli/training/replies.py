@@ -425,8 +425,9 @@ def _generate_replies(
     seed: int,
     captured_layers: tuple[int, ...] | None = None,
 ) -> Iterator[tuple[int, TrainingReply, TargetRows | None]]:
-    """Generate several replies together. Yield each reply as soon as it is complete. The next
-    prompt then takes its slot.
+    """Generate several replies together.
+
+    Yield each reply as soon as it is complete. The next prompt then takes its slot.
 
     With `captured_layers`, also yield the target's hidden states for the reply. They are 0 for the
     last token, because the target did not process it.
@@ -656,8 +657,9 @@ def _choose_tokens(logits: Tensor, best: Tensor, lines: Sequence[_GrowingReply])
 
 
 def _count_complete_bytes(file: Path) -> int:
-    """Return the size in bytes of all complete lines. A killed run may leave an incomplete last
-    line.
+    """Return the size in bytes of all complete lines.
+
+    A killed run may leave an incomplete last line.
     """
     return file.read_bytes().rfind(b"\n") + 1 if file.is_file() else 0
 

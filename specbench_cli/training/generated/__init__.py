@@ -1,5 +1,6 @@
-"""Synthetic chats in the six task families of Spec-Bench. The small models that specbench ships are
-trained on these chats.
+"""Synthetic chats in the six task families of Spec-Bench.
+
+The small models that specbench ships are trained on these chats.
 
 A *skill* is a function that draws words from lexicons (short word lists) and returns the words and
 the complete answer, so each answer can be checked. A *template* is one wording of a skill's

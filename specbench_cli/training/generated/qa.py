@@ -1,5 +1,6 @@
-"""Questions about invented countries. Models learn the facts in training, because prompts lack
-them.
+"""Questions about invented countries.
+
+Models learn the facts in training, because prompts lack them.
 """
 
 from specbench_cli.training.generated.template import Draw, FilledTemplate, skill

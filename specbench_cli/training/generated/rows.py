@@ -31,8 +31,9 @@ class GeneratedConversation(TypedDict):
 
 
 def generate_row(seed: int, split: Split, index: int) -> GeneratedConversation:
-    """Return conversation number `index` of a split. Task families are used in turn, and so are the
-    question templates of a family.
+    """Return conversation number `index` of a split.
+
+    Task families are used in turn, and so are the question templates of a family.
     """
     rng = random.Random(f"{split}/{seed}/{index}")  # the hash of a text is equal on all machines
     family = FAMILIES[index % len(FAMILIES)]
@@ -55,8 +56,9 @@ def generate_row(seed: int, split: Split, index: int) -> GeneratedConversation:
 
 
 def generate_rows(seed: int, split: Split) -> Iterator[GeneratedConversation]:
-    """Return an endless iterator of the generated conversations of a split. Conversations may
-    repeat.
+    """Return an endless iterator of the generated conversations of a split.
+
+    Conversations may repeat.
 
     Raises:
         UsageError: the split is unknown.

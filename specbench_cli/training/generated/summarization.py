@@ -1,5 +1,6 @@
-"""Short news articles with a summary of two sentences. Some sentences of an article are
-irrelevant.
+"""Short news articles with a summary of two sentences.
+
+Some sentences of an article are irrelevant.
 """
 
 from collections.abc import Sequence

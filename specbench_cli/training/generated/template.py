@@ -39,8 +39,9 @@ class Draw:
         return self.rng.sample(self._pool(words), n)
 
     def number(self, low: int, high: int, step: int = 1) -> int:
-        """Return a random number from `low` to `high`, inclusive. Unlike word lists, numbers are
-        not halved.
+        """Return a random number from `low` to `high`, inclusive.
+
+        Unlike word lists, numbers are not halved.
         """
         return self.rng.randrange(low, high + 1, step)
 
@@ -87,8 +88,9 @@ TEMPLATES: list[QuestionTemplate] = []
 
 
 def skill(family: str, category: str, *wordings: str | tuple[str, ...]) -> Callable[[Skill], Skill]:
-    """Register each wording as a question template of the decorated function. The second one is
-    held out.
+    """Register each wording as a question template of the decorated function.
+
+    The second one is held out.
 
     Held out means that training never combines this wording with the second half of the words.
     Training combines the other wordings with all words.

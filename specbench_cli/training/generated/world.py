@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 
 class Country(NamedTuple):
-    """Invented country and its facts. Each capital is unique. Two countries share each other
-    fact.
+    """Invented country and its facts.
+
+    Each capital is unique. Two countries share each other fact.
     """
 
     name: str

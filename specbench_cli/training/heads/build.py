@@ -263,8 +263,9 @@ def build_stateless_head(
 
 
 def find_most_frequent(tokens: Iterable[int], n: int, vocabulary: int) -> Tensor:
-    """Return the `n` most frequent token ids, in ascending order. Among equally frequent ids, lower
-    ids are preferred.
+    """Return the `n` most frequent token ids, in ascending order.
+
+    Among equally frequent ids, lower ids are preferred.
 
     Args:
         vocabulary: size of the vocabulary.
@@ -351,8 +352,9 @@ def write_head(
     weights: str = "model.safetensors",
     config_name: str = "config.json",
 ) -> None:
-    """Write the tensors and the configuration of a head to a folder. Earlier content is
-    replaced.
+    """Write the tensors and the configuration of a head to a folder.
+
+    Earlier content is replaced.
     """
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     with files.staging_folder(folder, overwrite=None) as staging:

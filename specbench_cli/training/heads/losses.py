@@ -1,5 +1,6 @@
-"""Losses of draft heads. A head learns the target's next-token distributions over several draft
-steps.
+"""Losses of draft heads.
+
+A head learns the target's next-token distributions over several draft steps.
 
 A *slot* is a position in a text from which the head drafts. Training drafts from many slots of a
 text in one forward.
@@ -117,8 +118,9 @@ def unroll(
     slots: Tensor,
     steps: int,
 ) -> Iterator[HeadStep]:
-    """Draft `steps` tokens from each slot. In place of its own draft tokens, the head reads the
-    tokens of the text (teacher forcing).
+    """Draft `steps` tokens from each slot.
+
+    In place of its own draft tokens, the head reads the tokens of the text (teacher forcing).
 
     A slot is a position of the text to draft from. The target's features are known up to the slot.
     The first draft step at slot t therefore reads token t + 1 and predicts token t + 2. A head
@@ -259,8 +261,9 @@ BLOCK_ROWS = 1 << 16
 def _move_to_device(
     files: Sequence[NDArray[np.generic]], device: torch.device
 ) -> list[StoredArray]:
-    """Copy arrays to the accelerator if its free memory is large enough. Otherwise return them
-    unchanged.
+    """Copy arrays to the accelerator if its free memory is large enough.
+
+    Otherwise return them unchanged.
 
     With the arrays on the accelerator, an update needs no transfer.
     """
@@ -468,8 +471,9 @@ def _cross_entropy(
 
 
 def get_next_token_weights(batch: TrainingBatch, chats: ChatMask) -> Tensor:
-    """Return the loss weight of each next token. It is 0 if the next token belongs to another
-    chat.
+    """Return the loss weight of each next token.
+
+    It is 0 if the next token belongs to another chat.
     """
     places = torch.arange(batch.inputs.shape[1], device=batch.inputs.device)
     starts = places - chats.positions

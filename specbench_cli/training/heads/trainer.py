@@ -277,8 +277,9 @@ class HeadTrainer:
     def _fit_head(
         self, head: Drafter, schedule: Schedule, objective: Objective, folder: Path
     ) -> HeadResult:
-        """Train a head with an objective. If the head supports it, its weights start from a
-        least-squares fit.
+        """Train a head with an objective.
+
+        If the head supports it, its weights start from a least-squares fit.
         """
         cached = self._cache_target(head.captured_layers)
         if (
@@ -316,8 +317,9 @@ class HeadTrainer:
     def _train_module(
         self, head: Drafter, schedule: Schedule, step: Loss, folder: Path, learns: nn.Module
     ) -> HeadResult:
-        """Train the parameters of `learns` with a loss. Estimate the MAT of the head at
-        intervals.
+        """Train the parameters of `learns` with a loss.
+
+        Estimate the MAT of the head at intervals.
         """
         encode = self._encoder
         # Sample the replies before `loop.train` starts to measure the training time.
