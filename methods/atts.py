@@ -1,7 +1,5 @@
 """ATTS: the draft model writes chunks of text, and a conformal test accepts or rejects each chunk.
 
-The user chooses the rejection rate.
-
 Jing Xiong, Qiujiang Chen, Fanghua Ye, Zhongwei Wan et al.: ATTS: Asynchronous Test-Time Scaling via
 Conformal Prediction, 2025, arXiv:2509.15148.
 """

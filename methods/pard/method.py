@@ -46,7 +46,7 @@ class Pard(Method):
     norm(max(p - q, 0)). In greedy decoding and coupled sampling a draft token is accepted if and
     only if the target chooses it.
     Differs from the authors' code, which supports only greedy decoding. No draft exceeds the
-    remaining token budget. The option `pard.head` sets the draft model. It is independent of the
+    remaining token budget. The parameter `pard.head` sets the draft model. It is independent of the
     run's draft model.
 
     One step:

@@ -283,8 +283,7 @@ def sample_replies(
     Args:
         target: function that loads the target. It is called only if a reply is missing.
         ends: tokens that end an answer.
-        progress: function that is function that is called after each reply with the number of
-            replies so far.
+        progress: function that is called after each reply with the number of replies so far.
         rows: files for the target's hidden states over the replies.
 
     Returns:

@@ -113,9 +113,8 @@ class HeadTrainer:
         n_held_out: number of held-out questions for estimates of MAT (mean accepted tokens per
             verification).
         fast: whether to use torch.compile if the machine supports it.
-        report: function that is function that is called after each update with the name of the
-            head.
-        progress: function that is function that is called while replies or labels are made.
+        report: function that is called after each update with the name of the head.
+        progress: function that is called while replies or labels are made.
         label: name of the target in the written files. None means the name of its folder.
         template: chat template for a tokenizer without one.
         draft: function that returns the folder of the target's draft model. Some heads start from
