@@ -82,7 +82,7 @@ class DySpec(Method):
     Exact because the method decides to fill a slot before the token of the slot is drawn. The
     children of a node are therefore the first draws without replacement from the draft model's
     distribution, and recursive rejection tests them in that order. In greedy decoding and coupled
-    sampling they are the draft model's most likely tokens.
+    sampling (all methods share the Gumbel noise) they are the draft model's most likely tokens.
     Differs from the paper: a node is fed to the draft model when its first slot is filled.
 
     One step. It starts with the root's first slot, which has value 1. Steps 1 and 2 repeat until

@@ -34,9 +34,9 @@ class Eagle2(Method):
     """EAGLE-2: EAGLE's head drafts a dynamic tree, which grows where the head is confident.
 
     Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
-    noise of each position). Nodes are the head's most likely tokens, not drawn at random. A node is
-    accepted with the probability that the target gives its token. In greedy decoding and coupled
-    sampling, it is accepted if and only if the target chooses the same token.
+    noise that all methods share). Nodes are the head's most likely tokens, not drawn at random. A
+    node is accepted with the probability that the target gives its token. In greedy decoding and
+    coupled sampling, it is accepted if and only if the target chooses the same token.
     Differs from the authors' code: `depth` counts all levels of the tree. The authors' code does
     not count the first level (`depth` 5 here is 4 there). No draft exceeds the remaining token
     budget.

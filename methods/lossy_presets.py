@@ -112,8 +112,8 @@ class Lenience(_Preset):
     With factor 1 the rule is off, and the method generates the same tokens as standard speculative
     sampling (`sps`).
     Differs from the paper in no point with the option `--verify rejection`. In greedy decoding the
-    paper accepts x if p(x) >= factor max p. Coupled sampling makes the same comparison, on log p +
-    noise instead of log p.
+    paper accepts x if p(x) >= factor max p. Coupled sampling (all methods share the Gumbel noise)
+    makes the same comparison, on log p + noise instead of log p.
 
     One step is the same as in `sps` with `accept=lenient`.
     """

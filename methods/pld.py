@@ -35,7 +35,8 @@ class Pld(Method):
 
     Exact because the draft depends only on earlier tokens. Draft tokens are not drawn at random. A
     node is accepted with the probability that the target gives its token. In greedy decoding and
-    coupled sampling, it is accepted if and only if the target chooses the same token.
+    coupled sampling (all methods share the Gumbel noise), it is accepted if and only if the target
+    chooses the same token.
     Differs from the author's code: suffixes longer than the text are skipped and raise no error.
     Without a match the step is plain decoding. The author's code drafts one arbitrary token.
 

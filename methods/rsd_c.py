@@ -48,8 +48,8 @@ class RsdC(Method):
     accepted with probability min(1, r(x) / d(x)). d is the draft model's distribution q without the
     earlier siblings. r is the target's distribution p for the first child. Each rejection changes r
     to norm(max(r - d, 0)). If all children are rejected, the next token is drawn from the last r.
-    In greedy decoding and coupled sampling, the children are the draft model's most likely tokens.
-    A child is accepted if and only if the target chooses it.
+    In greedy decoding and coupled sampling (all methods share the Gumbel noise), the children are
+    the draft model's most likely tokens. A child is accepted if and only if the target chooses it.
     Differs from the paper: a node never has more children than the vocabulary has tokens. If too
     few tokens have positive probability, the other children are drawn uniformly from the remaining
     tokens.

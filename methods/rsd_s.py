@@ -49,8 +49,9 @@ class RsdS(Method):
     Exact because each draw first chooses a parent, which depends only on earlier draws. It then
     draws the token from the draft model's distribution q without the earlier siblings. The children
     of a node are therefore the first draws without replacement from q. Recursive rejection tests
-    them in that order. In greedy decoding and coupled sampling, the method is plain beam search,
-    and a child is accepted if and only if the target chooses it.
+    them in that order. In greedy decoding and coupled sampling (all methods share the Gumbel
+    noise), the method is plain beam search, and a child is accepted if and only if the target
+    chooses it.
     Differs from the paper: no Gumbel keys are computed. Taking the W largest keys is equivalent to
     drawing W paths one after another without replacement (Kool et al.). The method draws the paths
     in this way.

@@ -78,7 +78,8 @@ class Sequoia(Method):
 
     Exact because the shape of the tree depends only on earlier steps. Children are drawn without
     replacement and tested in that order by recursive rejection. In greedy decoding and coupled
-    sampling a child is accepted if and only if the target chooses it.
+    sampling (all methods share the Gumbel noise) a child is accepted if and only if the target
+    chooses it.
     Differs from the authors' code: acceptance is measured in the first steps of a run. Every step
     draws new random numbers. The authors' code reuses the random numbers of a prompt.
 

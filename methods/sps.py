@@ -33,8 +33,8 @@ class Sps(DraftModelMethod):
 
     Exact because a draft token x from q is accepted with probability min(1, p(x)/q(x)), and a
     rejected token is replaced by a draw from norm(max(p - q, 0)). The result follows the target's
-    distribution p. In greedy decoding and coupled sampling a draft token is accepted if and only if
-    the target chooses it.
+    distribution p. In greedy decoding and coupled sampling (all methods share the Gumbel noise) a
+    draft token is accepted if and only if the target chooses it.
     Differs from the papers in no point. q is the draft model's distribution with the same
     temperature, top-k and top-p as p.
 

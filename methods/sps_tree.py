@@ -71,8 +71,8 @@ class SpsTree(Method):
     rejection replaces this distribution by its residual. If all children are rejected, the next
     token is drawn from the last residual. With parameters that take the most likely tokens as
     children instead of drawing them, a child is accepted with the probability that the target gives
-    its token. In greedy decoding and coupled sampling a child is accepted if and only if the target
-    chooses it.
+    its token. In greedy decoding and coupled sampling (all methods share the Gumbel noise) a child
+    is accepted if and only if the target chooses it.
     Differs from SpecInfer: there is one draft model, and siblings are drawn from its distribution.
 
     One step:

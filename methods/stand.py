@@ -55,8 +55,8 @@ class Stand(Method):
 
     Exact because siblings are drawn without replacement from the distribution that verification
     uses, and tested in the order of their draws. The number of children of a node does not depend
-    on the tokens that are drawn as its children. In greedy decoding and coupled sampling a child is
-    accepted if and only if the target chooses it.
+    on the tokens that are drawn as its children. In greedy decoding and coupled sampling (all
+    methods share the Gumbel noise) a child is accepted if and only if the target chooses it.
     Differs from the paper: the tree is built as in Medusa, and not fitted to example problems. Only
     distributions at committed tokens enter the table. Drawing without replacement is Gumbel top-k.
     In coupled sampling, the draft uses the same Gumbel noise as the target.

@@ -49,9 +49,9 @@ class Chimera(Method):
     """Chimera: drafts from the last three tokens and the target's hidden states of the text.
 
     Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
-    noise of each position). Nodes are the draft model's most likely tokens, not drawn at random. A
-    node is accepted with the probability that the target gives its token. In greedy decoding and
-    coupled sampling, it is accepted if and only if the target chooses the same token.
+    noise that all methods share). Nodes are the draft model's most likely tokens, not drawn at
+    random. A node is accepted with the probability that the target gives its token. In greedy
+    decoding and coupled sampling, it is accepted if and only if the target chooses the same token.
     Differs from the authors' code: verification uses the target's own distribution at every
     temperature. The tree is built as in Medusa, and each node has its own trigram; the authors'
     code follows only the most likely token. No draft exceeds the remaining token budget.

@@ -68,10 +68,10 @@ class Clover(Method):
     """Clover: regressive attention over drafted tokens, and a tree pruned to a budget.
 
     Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
-    noise of each position). Nodes are the most likely tokens at their parent, not drawn at random.
-    A node is accepted with the probability that the target gives its token. In greedy decoding and
-    coupled sampling, it is accepted if and only if the target chooses the same token. With
-    `accept=typical` the method is not exact, and specbench reports it as lossy.
+    noise that all methods share). Nodes are the most likely tokens at their parent, not drawn at
+    random. A node is accepted with the probability that the target gives its token. In greedy
+    decoding and coupled sampling, it is accepted if and only if the target chooses the same token.
+    With `accept=typical` the method is not exact, and specbench reports it as lossy.
     Differs from the paper, which covers only greedy decoding: no draft exceeds the remaining token
     budget, and parts of the head follow Clover-2, the successor of Clover.
 

@@ -45,8 +45,8 @@ class DFlash(Method):
     Exact because each draft token x is drawn from the distribution q at its own position. q depends
     on the committed text and on no other draft token. Speculative sampling accepts x with
     probability min(1, p(x)/q(x)), where p is the target's distribution. It replaces a rejected
-    token by a draw from norm(max(p - q, 0)). In greedy decoding and coupled sampling a draft token
-    is accepted if and only if the target chooses it.
+    token by a draw from norm(max(p - q, 0)). In greedy decoding and coupled sampling (all methods
+    share the Gumbel noise) a draft token is accepted if and only if the target chooses it.
     Differs from the authors' code: near the end of the token budget the whole block is denoised, as
     in training, and only the tokens that fit the budget are proposed.
 

@@ -62,8 +62,8 @@ class Eagle(Method):
     """EAGLE: a one-layer head predicts the target's next features, and drafts a static tree.
 
     Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
-    noise of each position). The nodes are the head's most likely tokens, not drawn at random. A
-    node is accepted with the probability that the target gives its token. In greedy decoding and
+    noise that all methods share). The nodes are the head's most likely tokens, not drawn at random.
+    A node is accepted with the probability that the target gives its token. In greedy decoding and
     coupled sampling, it is accepted if and only if the target chooses the same token.
     Differs from the paper: in sampling, children are the most likely tokens and not drawn at
     random. The authors' current code does the same. No draft exceeds the remaining token budget.

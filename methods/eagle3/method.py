@@ -34,10 +34,10 @@ class Eagle3(Method):
     """EAGLE-3: a head on three target layers, trained on its own drafts, drafts a dynamic tree.
 
     Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
-    noise of each position). Nodes are the head's most likely tokens, not drawn at random. A node is
-    accepted with the probability that the target gives its token. In greedy decoding and coupled
-    sampling, it is accepted if and only if the target chooses the same token. Tokens outside the
-    head's draft vocabulary are never drafted.
+    noise that all methods share). Nodes are the head's most likely tokens, not drawn at random. A
+    node is accepted with the probability that the target gives its token. In greedy decoding and
+    coupled sampling, it is accepted if and only if the target chooses the same token. Tokens
+    outside the head's draft vocabulary are never drafted.
     Differs from the authors' code: `depth` counts all levels of the tree. The authors' code does
     not count the first level (`depth` 5 here is 4 there). No draft exceeds the remaining token
     budget.

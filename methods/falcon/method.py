@@ -73,9 +73,9 @@ class Falcon(Method):
     """Falcon: a head predicts a block of features per pass, and drafts a tree block by block.
 
     Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
-    noise of each position). Nodes are the head's most likely tokens, not drawn at random. A node is
-    accepted with the probability that the target gives its token. In greedy decoding and coupled
-    sampling, it is accepted if and only if the target chooses the same token.
+    noise that all methods share). Nodes are the head's most likely tokens, not drawn at random. A
+    node is accepted with the probability that the target gives its token. In greedy decoding and
+    coupled sampling, it is accepted if and only if the target chooses the same token.
     Differs from the authors' code: verification uses the target's own distribution. After full
     acceptance, the authors' code draws the next token at temperature 1. No draft exceeds the
     remaining token budget.

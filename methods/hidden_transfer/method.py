@@ -42,7 +42,8 @@ class HiddenTransfer(Method):
 
     Exact because no token attends to a pseudo hidden state, and the tree depends only on earlier
     tokens. A node is accepted with the probability that the target gives its token. In greedy
-    decoding and coupled sampling, it is accepted if and only if the target chooses the same token.
+    decoding and coupled sampling (all methods share the Gumbel noise), it is accepted if and only
+    if the target chooses the same token.
     Differs from the paper, whose code is not public: the pseudo hidden states of all steps start at
     the same layer L. The tree is built as in Medusa. Every node gets pseudo hidden states, because
     each node may be the last accepted one. No draft exceeds the remaining token budget.

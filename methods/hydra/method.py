@@ -45,12 +45,12 @@ class Hydra(Method):
     """Hydra: heads on the target's last hidden state and the drafted tokens fill a static tree.
 
     Exact because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
-    noise of each position). Nodes are the most likely tokens at their parent, not drawn at random.
-    A node is accepted with the probability that the target gives its token. In greedy decoding and
-    coupled sampling, it is accepted if and only if the target chooses the same token. In sampling
-    with `children=drawn`, siblings are drawn without replacement from the head's distribution, and
-    tested in that order. `accept=typical` is the paper's rule at temperatures above zero. It is not
-    exact, and specbench reports it as lossy.
+    noise that all methods share). Nodes are the most likely tokens at their parent, not drawn at
+    random. A node is accepted with the probability that the target gives its token. In greedy
+    decoding and coupled sampling, it is accepted if and only if the target chooses the same token.
+    In sampling with `children=drawn`, siblings are drawn without replacement from the head's
+    distribution, and tested in that order. `accept=typical` is the paper's rule at temperatures
+    above zero. It is not exact, and specbench reports it as lossy.
     Differs from the authors' code: without typical acceptance, verification and the first token of
     a step use the target's own distribution. The parameter `tree` selects a tree built as in Medusa
     or the tree of the authors' code. No draft exceeds the remaining token budget.

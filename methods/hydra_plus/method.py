@@ -48,8 +48,8 @@ class HydraPlus(Method):
     """Hydra++: Hydra's heads read the output of a layer that attends to the whole prefix.
 
     Exact for the same reason as Hydra: the tree depends only on earlier tokens (in coupled sampling
-    also on the Gumbel noise of each position), and each node is accepted with the probability that
-    the target gives its token. With `children=drawn`, in sampling, siblings are drawn without
+    also on the Gumbel noise that all methods share), and each node is accepted with the probability
+    that the target gives its token. With `children=drawn`, in sampling, siblings are drawn without
     replacement and tested in that order. `accept=typical` is the authors' rule at temperatures
     above zero, which is not exact.
     Differs from the authors' code: without typical acceptance, verification and the first token of

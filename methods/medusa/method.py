@@ -44,9 +44,9 @@ class Medusa(Method):
 
     Exact because the tree depends only on earlier tokens. A node is one of its head's most likely
     tokens, not drawn at random. A node is accepted with the probability that the target gives its
-    token. In greedy decoding and coupled sampling, it is accepted if and only if the target chooses
-    the same token. `accept=typical` is the paper's rule at temperatures above zero. It is not
-    exact, and specbench reports it as lossy.
+    token. In greedy decoding and coupled sampling (all methods share the Gumbel noise), it is
+    accepted if and only if the target chooses the same token. `accept=typical` is the paper's rule
+    at temperatures above zero. It is not exact, and specbench reports it as lossy.
     Differs from the authors' code: without typical acceptance, verification and the first token of
     a step use the target's own distribution. No draft exceeds the remaining token budget.
 

@@ -53,7 +53,8 @@ class Mtp(Method):
     Exact because each token is drawn from the layer's distribution q, and verified like the token
     of a draft model. A token x is accepted with probability min(1, p(x)/q(x)), where p is the
     target's distribution. A rejected token is replaced by a draw from norm(max(p - q, 0)). In
-    greedy decoding and coupled sampling, x is accepted if and only if the target chooses x.
+    greedy decoding and coupled sampling (all methods share the Gumbel noise), x is accepted if and
+    only if the target chooses x.
     Differs from the report: one layer drafts all tokens, as in engines that serve such checkpoints,
     although it may have been trained for the first token only.
 

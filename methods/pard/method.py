@@ -43,8 +43,8 @@ class Pard(Method):
     Exact because each token is drawn from the distribution q at its own position, which depends on
     the committed text and on no other draft token. A token x is accepted with probability min(1,
     p(x)/q(x)), where p is the target's distribution. A rejected token is replaced by a draw from
-    norm(max(p - q, 0)). In greedy decoding and coupled sampling a draft token is accepted if and
-    only if the target chooses it.
+    norm(max(p - q, 0)). In greedy decoding and coupled sampling (all methods share the Gumbel
+    noise) a draft token is accepted if and only if the target chooses it.
     Differs from the authors' code, which supports only greedy decoding. No draft exceeds the
     remaining token budget. The parameter `pard.head` sets the draft model. It is independent of the
     run's draft model.

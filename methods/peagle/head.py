@@ -5,7 +5,7 @@ checkpoint has the format that vLLM reads: the tensors of EAGLE-3, the tensor `m
 layers * width], and `ptd_token_id` in config.json.
 
 P-EAGLE extends EAGLE-3's head by masks. The masks predict the second and later draft tokens in the
-same forward. At mask k = 1, 2, ..., which is k positions after position t, the embedding of the
+same forward. Mask k = 1, 2, ... is k positions after position t. At this mask, the embedding of the
 mask token replaces the unknown token, and the learned vector `mask_hidden` replaces the target's
 hidden states. The mask attends to the text up to t and to earlier masks, and predicts token t + 2 +
 k.

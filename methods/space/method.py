@@ -42,9 +42,10 @@ class Space(Method):
     Exact because no token attends to a mask, and each draft token is drawn from its mask's
     distribution q, which depends on no other draft token. A token x is accepted with probability
     min(1, p(x)/q(x)), where p is the target's distribution. A rejected token is replaced by a draw
-    from norm(max(p - q, 0)). In greedy decoding and coupled sampling a draft token is accepted if
-    and only if the target chooses it. The target is the fine-tuned model. The baseline vanilla
-    decodes with the fine-tuned model too, not with the original model.
+    from norm(max(p - q, 0)). In greedy decoding and coupled sampling (all methods share the Gumbel
+    noise) a draft token is accepted if and only if the target chooses it. The target is the
+    fine-tuned model. The baseline vanilla decodes with the fine-tuned model too, not with the
+    original model.
     Differs from the authors' code, which at temperatures above 0 replaces a rejected token by a
     draw from p itself. Its outputs therefore do not follow the target's distribution. The first
     draft comes from masks after the prompt. The authors' code starts with placeholder tokens. The

@@ -69,7 +69,8 @@ class Swift(Method):
 
     Exact because the skipped sublayers depend only on earlier steps. In sampling, recursive
     rejection tests children in the order of their draws without replacement. In greedy decoding and
-    coupled sampling, a child is accepted if and only if the target chooses it.
+    coupled sampling (all methods share the Gumbel noise), a child is accepted if and only if the
+    target chooses it.
     A set is the set of skipped sublayers.
     Differs from the authors' code: the token after a fully accepted draft follows the same
     temperature, top-k and top-p as other tokens. The best set is scored again on each request's

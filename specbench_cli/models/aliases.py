@@ -1,6 +1,6 @@
 """Entries of aliases.yaml, which describe known checkpoints.
 
-A checkpoint may be not downloaded yet.
+Some checkpoints are not downloaded yet.
 """
 
 from __future__ import annotations

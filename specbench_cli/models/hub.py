@@ -79,7 +79,7 @@ def download(name: str, wanted: HubDownload, also: HubDownload | None, instead: 
 
     hub_id, revision = wanted.hub_id, wanted.revision
     try:
-        # Ask for the model's metadata first: this request has a timeout, and the download has none.
+        # Query the model's metadata first. This request has a timeout, and the download has none.
         HfApi().model_info(hub_id, revision=revision, timeout=TIMEOUT_S)
         folder = snapshot_download(
             hub_id,
