@@ -74,7 +74,7 @@ class LlamaCppDraftParams(LlamaCppParams):
 
 
 class LlamaCppDraft(LlamaCpp):
-    """Speculative decoding with llama.cpp: a draft model drafts a constant number of tokens."""
+    """Speculative decoding with llama.cpp, with a draft model and a fixed draft length."""
 
     name: ClassVar[str] = "engine:llama.cpp-draft"
     Params: ClassVar[type[MethodParams]] = LlamaCppDraftParams

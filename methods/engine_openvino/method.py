@@ -81,9 +81,7 @@ class OpenVinoDraftParams(MethodParams):
 
 
 class OpenVinoDraft(OpenVino):
-    """Speculative decoding with OpenVINO GenAI: a draft model drafts a constant number of
-    tokens.
-    """
+    """Speculative decoding with OpenVINO GenAI, with a draft model and a fixed draft length."""
 
     name: ClassVar[str] = "engine:openvino-draft"
     Params: ClassVar[type[MethodParams]] = OpenVinoDraftParams
