@@ -1,5 +1,5 @@
-"""Decoding methods. Each is one file or folder, and its code follows the steps of its paper.
+"""Decoding methods. Each method is one file or folder, and its code follows the steps of its paper.
 
-The docstring of a method lists the steps. The engine carries out steps that are marked (engine),
-and a base class those marked (base).
+The docstring of a method lists the steps. The engine carries out the steps with the mark (engine).
+A base class carries out the steps with the mark (base).
 """

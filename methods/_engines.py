@@ -1,7 +1,7 @@
 """Helpers for methods that decode with the engine of another project.
 
-The engines are inference servers, llama.cpp and OpenVINO GenAI. The module converts requests and
-replies, and stores model files for engines that do not read transformers' modules.
+Examples are inference servers such as vLLM, llama.cpp and OpenVINO GenAI. The helpers convert
+requests and replies. They also write model files for engines that cannot read a transformers model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specbench_cli.api import EnvironmentFault, MethodFault, PeerSession, hash_k
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """Completion request, before it is written in the format of a server.
+    """Completion request in a form that is independent of the server.
 
     Attributes:
         ids: Token ids of the prompt.
@@ -28,7 +28,7 @@ class CompletionRequest:
         budget: Maximum number of new tokens.
         stops: Token ids that end the output.
         seed: Random seed of this request.
-        model: Name of the server's model. None means its only model.
+        model: Name of the server's model. None if the server has only one model.
     """
 
     ids: Sequence[int]
@@ -49,10 +49,12 @@ class CompletionReply:
     Attributes:
         ids: Token ids of the output, if the engine returns them.
         text: Text of the output, if the engine returns text.
-        first_ns, last_ns: Times at which the first and the last part of the output arrived, in ns.
-        finish: Finish reason, or None if the engine has not sent one.
-        prompt_tokens, tokens: Number of prompt tokens and of output tokens that the engine reports.
-        drafted, accepted: Number of drafted and of accepted tokens that the engine reports.
+        first_ns, last_ns: Times at which the first and the last chunk of the output arrived, in ns.
+        finish: Finish reason, such as "stop" or "length". None if the engine has not sent one.
+        prompt_tokens, tokens: Number of prompt tokens and number of output tokens, as the engine
+            reports them.
+        drafted, accepted: Number of drafted tokens and number of accepted tokens, as the engine
+            reports them.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -67,7 +69,10 @@ class CompletionReply:
 
     @property
     def progress(self) -> tuple[int, int, str | None]:
-        """Length of the output and finish reason, which change with every part that arrives."""
+        """Output length in tokens, output length in characters, and finish reason.
+
+        If this value is equal before and after a chunk, the chunk added nothing to the output.
+        """
         return len(self.ids), len(self.text), self.finish
 
 
@@ -79,11 +84,11 @@ def build_request(
     Args:
         session: Session with one request.
         name: Name of the method, for error messages.
-        model: Name of the server's model. None means its only model.
+        model: Name of the server's model. None if the server has only one model.
         text: Whether to send the prompt as text instead of token ids.
 
     Raises:
-        MethodFault: The server cannot decode this prompt, or not with this sampling rule.
+        MethodFault: The server cannot decode this prompt, or does not support this sampling rule.
     """
     request, sampling = session.requests[0], session.sampling
     if sampling.rule == "coupled":
@@ -137,16 +142,16 @@ def _decode_prompt(tokenizer: Any, ids: list[int]) -> str:
 def read_output(
     session: PeerSession, reply: CompletionReply, fault: Callable[[str], Exception]
 ) -> list[int]:
-    """Return the token ids of a reply. An EOS that the engine does not return is added.
+    """Return the token ids of a reply. Append the EOS token if the engine omitted it.
 
     Args:
         session: Session with one request.
         reply: Reply of the engine.
-        fault: Function from a description of the problem to the error.
+        fault: Function that creates the exception from a description of the problem.
 
     Raises:
-        Exception: The error from `fault`. The reply is not a valid output for this prompt and this
-            target.
+        Exception: The reply is not a valid output for this prompt and this target. `fault` creates
+            the exception.
     """
     request, tokenizer = session.requests[0], session.tokenizer
     most, eos, read = request.stop.max_new_tokens, request.stop.eos, reply.prompt_tokens
@@ -175,7 +180,10 @@ def read_output(
 
 
 def report_output(session: PeerSession, reply: CompletionReply, ids: Sequence[int]) -> None:
-    """Commit the output of an engine to the session, with the engine's draft counts if any."""
+    """Commit the engine's output tokens to the session.
+
+    Record the engine's draft counts if it has any.
+    """
     session.adopt_tokens(ids, reply.first_ns, reply.last_ns)
     if reply.drafted is not None and reply.accepted is not None:
         session.count(drafted=reply.drafted, accepted=reply.accepted)
@@ -188,7 +196,8 @@ def check_installed(name: str, package: str, engine: str, extra: str) -> None:
         name: Name of the method that needs the package.
         package: Import name of the package.
         engine: Name of the engine in messages.
-        extra: The extra of specbench that installs the package.
+        extra: Extra of the specbench package (as in `pip install specbench[extra]`) that installs
+            the package.
     """
     if find_spec(package) is None:
         raise EnvironmentFault(
@@ -206,11 +215,13 @@ program.
 
 
 def get_model_folder(module: Any, kind: Hashable, write: Callable[[Path], None]) -> Path:
-    """Return the folder with the model files of a transformers module. Write it at first use.
+    """Return a folder with the model files of a transformers module.
+
+    The first call writes the files.
 
     Args:
         module: The transformers module.
-        kind: Kind of the files, such as "gguf". A module may have files of several kinds.
+        kind: File format, such as "gguf". A module may have files in several formats.
         write: Function that writes the files to an empty folder.
     """
     folders = _folders.setdefault(module, {})

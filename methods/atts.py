@@ -1,4 +1,4 @@
-"""ATTS: a conformal test of each chunk that the draft model writes, at a chosen rejection rate.
+"""ATTS: the draft model writes chunks of text, and a conformal test accepts or rejects each chunk.
 
 Jing Xiong, Qiujiang Chen, Fanghua Ye, Zhongwei Wan et al.: ATTS: Asynchronous Test-Time Scaling via
 Conformal Prediction, 2025, arXiv:2509.15148.
@@ -27,18 +27,22 @@ from specbench_cli.api import (
 
 
 def p_value(score: float, known: Sequence[float]) -> float:
-    """Return the conformal p-value (1 + number of known scores at least as bad) / (n + 1).
+    """Return the conformal p-value (1 + number of calibration scores at least as bad) / (n + 1).
+
+    A score is the negative mean log-probability of a chunk under the target.
 
     Args:
-        score: Score of a chunk: its negative mean log-probability under the target.
-        known: Scores of the n calibration chunks, in ascending order, so the best comes first.
+        score: Score of the chunk to test.
+        known: Scores of the n calibration chunks, in ascending order. The first is the best.
     """
     return (1 + len(known) - bisect_left(known, score)) / (1 + len(known))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConformalRule(SegmentRule):
-    """Accept rule that accepts a chunk if its p-value is above alpha."""
+    """Accept rule that accepts a chunk if its conformal p-value is above the rejection rate
+    alpha.
+    """
 
     alpha: float
     name: ClassVar[str] = "conformal"
@@ -75,18 +79,19 @@ class AttsParams(SegmentParams):
 class Atts(Method):
     """ATTS: the draft model writes chunks of text, and the target rewrites the least likely ones.
 
-    Lossy: a chunk that is likely enough under the target is accepted unchanged. At alpha 1 no chunk
-    is accepted, and the output is the target's. The calibration chunks are the first chunks of the
-    run's first prompts. For chunks that are exchangeable with them, alpha is the rejection rate.
-    Later chunks and other tasks are not exchangeable.
-    Differs from the authors' code: the target replaces a rejected chunk, and keeps the tokens at
-    its start that it would have generated itself. P-values are computed against the scores of the
-    run's first prompts, not as ranks.
+    Lossy: a chunk that is likely enough under the target is accepted unchanged. The parameter alpha
+    sets the rejection rate. At alpha 1 no chunk is accepted, and the target writes the whole
+    output. The first chunks of the run's first prompts are the calibration chunks. The rejection
+    rate is alpha only for chunks that are statistically exchangeable with them. Later chunks and
+    other tasks are not exchangeable.
+    Differs from the authors' code: the target replaces a rejected chunk, but keeps the first tokens
+    that it would have generated itself. A chunk is compared with the calibration chunks, not with
+    other chunks of the same step.
 
     One step:
     1. The draft model writes a chunk. After a rejection, the target writes the rest of the chunk.
-    2. One target forward scores the chunk. The p-value of this score among the calibration scores
-       decides whether the whole chunk is accepted.
+    2. One target forward scores the chunk. The rank of this score among the calibration scores
+       gives a p-value, which decides whether the whole chunk is accepted.
     """
 
     name: ClassVar[str] = "atts"
@@ -103,7 +108,7 @@ class Atts(Method):
 
     @property
     def accept(self) -> SegmentRule:
-        """The rule that decides whether a whole chunk is accepted."""
+        """Rule that accepts or rejects a whole chunk."""
         return self.params.choose_rule(ConformalRule(alpha=self.params.alpha))
 
     @torch.inference_mode()
@@ -112,13 +117,15 @@ class Atts(Method):
         segments = Segments(session, self.params.delimiter, self.params.cap)
         session.prefill()
         while session.finish is None:
-            # Step 1: The draft writes a chunk. After a rejection, the target writes the rest of the
-            # chunk.
+            # Step 1: The draft model writes a chunk. After a rejection, the target writes the rest
+            # of the chunk.
             draft = segments.draft(self.params.length if segments.is_replacing else None)
             yield self.settle(session, segments, draft, session.score(draft))
 
     def settle(self, session: Session, segments: Segments, draft: Draft, rows: Tensor) -> Step:
-        """Carry out step 2: accept or reject the chunk by its p-value; see the class."""
+        """Carry out step 2 in the docstring of the class: accept or reject the chunk by its
+        p-value.
+        """
         if segments.is_replacing or not draft.nodes:
             return segments.verify_and_commit(draft, rows)
         rule = self.accept
@@ -133,7 +140,10 @@ class Atts(Method):
         )
 
     def generate_batch(self, batch: Batch) -> Iterator[Step]:
-        """Decode the requests of a batch; `barrier` controls whether they wait for each other."""
+        """Decode the requests of a batch.
+
+        The parameter `barrier` decides whether requests wait for each other.
+        """
         segments_of, params = dict[Session, Segments](), self.params
         while not batch.finished:
             batch.join(

@@ -1,4 +1,4 @@
-"""CDSL: decoding toward required words, with lookaheads only where the draft does not help.
+"""CDSL: constrained decoding. It looks ahead only where the draft adds no required words.
 
 Nakshatri et al.: Constrained Decoding with Speculative Lookaheads, NAACL 2025, arXiv:2412.10418.
 """
@@ -57,17 +57,18 @@ class CdslParams(MethodParams):
 class Cdsl(Method):
     """CDSL: accepts a draft that adds required words to the output, and looks ahead otherwise.
 
-    Lossy: a token that leads to more required words (`words`) replaces the target's token. The
-    reward is the share of the required words that the output contains. If it contains all of them,
-    or at weight 0, the method is `sps`. For a hard constraint use `--grammar`, under which `sps` is
-    exact.
-    Differs from the paper: the test cases are specbench's own, because the paper's are not public,
-    and the reward counts words only. `mode=cdlh` is the paper's baseline (CDLH), in which the
+    Lossy: a token that leads to more required words replaces the target's token. The user sets the
+    required words in `words`. The reward is the share of the required words that the output
+    contains. Once the output contains all of them, or if `weight` is 0, the method is standard
+    speculative sampling (`sps`). For a hard constraint use the option `--grammar`, under which
+    `sps` is exact.
+    Differs from the paper: the test cases are specbench's own, because those of the paper are not
+    public. The reward counts words only. `mode=cdlh` is the paper's baseline (CDLH), where the
     target looks ahead at every token.
 
     One step:
-    1. The draft model drafts `length` tokens (none in the baseline). One target forward scores
-       them. The lossless rule accepts a prefix y and adds one token of the target.
+    1. The draft model drafts `length` tokens (0 in the baseline). One target forward scores them.
+       The lossless rule accepts a prefix y and adds one token of the target.
     2. If y is not empty and the result raises the reward by at least `margin`, commit it.
     3. Otherwise take the target's `width` most likely next tokens x. After each, the draft model
        (in the baseline the target) greedily generates `length` tokens w. Commit the x with the best
@@ -86,12 +87,12 @@ class Cdsl(Method):
     exact_params: ClassVar[Mapping[str, Any]] = {"weight": 0.0}
 
     def guarantee(self, sampling: Rule) -> Guarantee:
-        """Return the guarantee of `sps` at weight 0, else "quality_only"."""
+        """Return the guarantee of `sps` if `weight` is 0, else "quality_only"."""
         return "quality_only" if self.params.weight else super().guarantee(sampling)
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the request, and yield each step."""
+        """Decode the request, and yield each decoding step."""
         params, model = self.params, session.draft()
         prompt = session.vocabulary.decode(session.tokens()).decode(errors="replace")
         self.wanted = params.words or tuple(re.findall('"([^"]+)"', prompt))
@@ -121,7 +122,9 @@ class Cdsl(Method):
             yield session.step(draft, committed, lookaheads=int(ahead))
 
     def look_ahead(self, session: Session, rows: Tensor, model: Metered, state: State) -> int:
-        """Carry out step 3: return the token with the best lookahead; see the class."""
+        """Return the token whose lookahead has the best reward (step 3 in the docstring of the
+        class).
+        """
         ids, logs = session.candidates(rows, min(self.params.width, session.target.vocab_size))
         lookaheads = list[Tensor]()
         for token in ids[0].split(1):
@@ -145,8 +148,10 @@ class Cdsl(Method):
         )
 
     def reward(self, session: Session, ids: Sequence[int]) -> float:
-        """Return the share of the required words that the output followed by `ids` contains. Return
-        1 if no words are required."""
+        """Return the share of the required words in the output followed by `ids`.
+
+        Return 1 if no words are required.
+        """
         kept, _ = session.requests[0].stop.truncate(session.output(), ids)
         text = session.vocabulary.decode([*session.output(), *ids[:kept]]).decode(errors="replace")
         found = sum(word.lower() in text.lower() for word in self.wanted)

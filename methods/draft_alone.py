@@ -1,4 +1,4 @@
-"""The draft model alone: a control for the quality and speed of lossy methods."""
+"""Decoding with the draft model alone: a baseline for the quality and speed of lossy methods."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from specbench_cli.api import Draft, Guarantee, Method, Rule, Session
 
 
 class DraftAlone(Method):
-    """Draft alone: plain decoding with the draft model, a control for lossy methods.
+    """Draft alone: plain decoding with the draft model, a baseline for lossy methods.
 
     Not exact: the target is not used. A method that trades quality for speed must be better than
-    the draft model alone. The draft model gets the target's prompt and the same stop rule.
+    the draft model alone. The draft model gets the same prompt and the same stop rule as the
+    target.
     """
 
     name: ClassVar[str] = "draft-alone"
@@ -27,5 +28,5 @@ class DraftAlone(Method):
         return "quality_only"
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return an empty draft."""
+        """Return an empty draft, so that every step decodes one token."""
         return session.chain(())

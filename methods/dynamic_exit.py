@@ -48,11 +48,12 @@ class DelParams(MethodParams):
 
 
 def best_exit(alpha: Sequence[float], cost: Sequence[float], most: int) -> tuple[int, int]:
-    """Return the index of the exit and the draft length with the highest TPL (token-per-layer).
+    """Return the exit layer (as an index) and the draft length with the highest TPL
+    (token-per-layer).
 
-    TPL(l, d) = (1 - alpha_l^(d + 1)) / (1 - alpha_l) / (1 + d cost_l) is the expected number of
-    tokens per cost of a target forward, for exit l and draft length d. Length 0 is plain decoding,
-    with TPL 1.
+    For exit l and draft length d, TPL(l, d) = (1 - alpha_l^(d + 1)) / (1 - alpha_l) / (1 + d
+    cost_l). It is the expected number of tokens in the time of one target forward. Draft length 0
+    is plain decoding, with TPL 1.
 
     Args:
         alpha: Acceptance rate of the tokens that each exit drafts.
@@ -76,20 +77,21 @@ class Del(Method):
     already drawn, and on the distribution of the next token, before that token is drawn. Each token
     is then verified against the target by speculative sampling.
     Differs from the paper: the cost of a draft token is its share of the weights, including the
-    output matrix. In sampling, the acceptance of an exit is sum min(p, q), not token agreement. The
-    authors' code was not available. Here alpha starts at one half, and the confidence threshold is
-    the midpoint of step 2.
+    output matrix. In sampling, the acceptance rate of an exit is sum min(p, q), not token
+    agreement. The authors' code was not available, so two details are specbench's own: the
+    acceptance rate alpha starts at 0.5, and the confidence threshold is the midpoint described in
+    step 2.
 
     One step:
     1. Choose the exit layer E and the draft length d with the highest token-per-layer (TPL, see
-       `best_exit`) at the current alpha.
+       `best_exit`) at the current acceptance rates alpha.
     2. Draft up to d tokens with layers 1 to E, on the target's own KV cache. Stop before a token if
        the exit's confidence is below a threshold: the midpoint between the mean confidence at
-       accepted tokens and that at rejected tokens.
+       accepted tokens and the mean confidence at rejected tokens.
     3. (engine) Run the layers after E on the hidden states that layer E returned; verify; commit.
     4. Shadow tokens: apply the final norm and the output matrix to the hidden states of every exit
-       at the root and at accepted tokens. Update how often each exit's token would have been
-       accepted, and its confidence in both cases. Earlier steps decay by `keep`.
+       at the root and at accepted tokens. Update each exit's acceptance rate, and its confidence at
+       accepted and at rejected tokens. Earlier steps decay by the factor `keep`.
     """
 
     name: ClassVar[str] = "del"
@@ -99,19 +101,19 @@ class Del(Method):
     params: DelParams
 
     def start(self, session: Session) -> None:
-        """Capture the hidden states of all exits, and reset the statistics."""
+        """Capture the hidden states of all exit layers, and reset the statistics."""
         exits = range(1, session.target.n_layers, self.params.every)
         if exits:
             session.capture_layers([end - 1 for end in exits])
         self.parts = [session.partial(layers=(0, end), keep=True) for end in exits]
         self.n = 2.0  # weighted number of tokens; initially one accepted and one rejected
-        # Sums over tokens, per exit. Earlier steps weigh less.
+        # Decayed sums over tokens, one value per exit layer.
         self.accepted_weight = [1.0] * len(exits)
         self.accepted_confidence = [0.0] * len(exits)
         self.rejected_confidence = [0.0] * len(exits)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step: steps 1 and 2 of the class docstring."""
         picks = list[Pick]()
         alpha = [weight / self.n for weight in self.accepted_weight]
         at, length = best_exit(alpha, [part.portion for part in self.parts], self.params.length)
@@ -132,7 +134,7 @@ class Del(Method):
         return (mean_accepted + mean_rejected) / 2
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 4; see the class."""
+        """Process the outcome of verification: step 4 of the class docstring."""
         if not self.parts:
             return
         n, k, w = len(outcome.committed), len(self.parts), self.params.keep

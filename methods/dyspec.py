@@ -42,21 +42,23 @@ class DySpecParams(MethodParams):
 
 
 class ChildSampler:
-    """Sampler of the children of one node.
+    """Sampler of the children of one node of the draft tree.
 
     Args:
         session: Session of the request.
-        distribution: In sampling, the draft's distribution [vocab]. Children are drawn from it
-            without replacement. Otherwise the most likely tokens as (ids, log-probabilities),
-            which are the children in this order.
+        distribution: In sampling, the draft model's distribution [vocab], from which children are
+            drawn without replacement. Otherwise, the most likely tokens as (ids,
+            log-probabilities), which become the children in this order.
     """
 
     def __init__(self, session: Session, distribution: Any) -> None:
         self.random, self.distribution, self.drawn = session.random, distribution, list[int]()
 
     def fill(self) -> tuple[int, float]:
-        """Return the next child y and its probability R(y), where R is the distribution without the
-        earlier children."""
+        """Return the next child y and its probability R(y).
+
+        R is the draft model's distribution without the earlier children, renormalised.
+        """
         if isinstance(self.distribution, Tensor):
             left = siblings.remaining_distribution(self.distribution, self.drawn)
             y = self.random.categorical(left)
@@ -74,20 +76,21 @@ class DySpec(Method):
     """DySpec: draws a tree that grows where acceptance is most likely.
 
     A slot is a free place for the next child of a node. Its value v is the estimated probability
-    that verification reaches it. A child y is drawn from R, the draft's distribution without the
-    earlier siblings. It opens two slots: its own first child, with value v R(y), and the next
-    sibling, with value v (1 - R(y)).
-    Lossless because the method decides to fill a slot before its token is drawn. The children of a
-    node are therefore the first draws without replacement from the draft's distribution, and
-    recursive rejection tests them in that order. In greedy decoding and coupled sampling they are
-    the draft's most likely tokens.
+    that verification reaches it. A child y is drawn from R, the draft model's distribution without
+    the earlier siblings. It opens two slots: one for its own first child, with value v R(y), and
+    one for the next sibling, with value v (1 - R(y)).
+    Lossless because the method decides to fill a slot before the token of the slot is drawn. The
+    children of a node are therefore the first draws without replacement from the draft model's
+    distribution, and recursive rejection tests them in that order. In greedy decoding and coupled
+    sampling (all methods share the Gumbel noise) they are the draft model's most likely tokens.
     Differs from the paper: a node is fed to the draft model when its first slot is filled.
 
-    One step, from the root's first slot, with value 1, until the tree has enough nodes:
-    1. Take the slot with the highest value. If its node was not processed by the draft model yet,
-       feed it. With `growth=threshold`, take slots level by level.
-    2. Draw y and add its two slots. With `growth=threshold`, add only slots of at least
-       `threshold`.
+    One step. It starts with the root's first slot, which has value 1. Steps 1 and 2 repeat until
+    the tree has enough nodes:
+    1. Take the slot with the highest value. If the draft model has not processed the node yet, feed
+       the node. With `growth=threshold`, take slots level by level.
+    2. Draw a child y for the slot, and add the two slots of y. With `growth=threshold`, add only
+       slots with a value of at least `threshold`.
     3. (engine) One target forward over the root and all nodes; recursive rejection; commit.
     """
 
@@ -99,11 +102,11 @@ class DySpec(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def start(self, session: Session) -> None:
-        """Reserve space for the tree and prefill the draft model."""
+        """Reserve space for the draft tree, and prefill the draft model."""
         self.levels = Levels.of_draft(session, nodes=self.params.nodes)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step: steps 1 and 2 of the class docstring."""
         params, depth = self.params, min(self.params.depth, limit)
         n, by_level = params.nodes, params.growth == "threshold"
         least, best = by_level * params.threshold, min(n, session.target.vocab_size)
@@ -144,5 +147,8 @@ class DySpec(Method):
         return session.tree(tokens, tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Keep the draft model's KV entries of accepted nodes. The last node may have none."""
+        """Keep the draft model's KV entries of accepted nodes.
+
+        The last accepted node may have none.
+        """
         self.levels.keep(self.place[node] for node in outcome.path if node in self.place)

@@ -34,17 +34,19 @@ class Eagle2(Method):
     """EAGLE-2: EAGLE's head drafts a dynamic tree, which grows where the head is confident.
 
     Lossless because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
-    noise of each position). Nodes are the head's most likely tokens, not drawn at random. Each is
-    accepted with the target's probability of it; in greedy decoding and coupled sampling it is
-    accepted if and only if the target chooses it.
-    Differs from the authors' code: `depth` includes the first level, which comes from the root's
-    forward (5 here is 4 there). No draft exceeds the remaining token budget.
+    noise that all methods share). Nodes are the head's most likely tokens, not drawn at random. A
+    node is accepted with the probability that the target gives its token. In greedy decoding and
+    coupled sampling, it is accepted if and only if the target chooses the same token.
+    Differs from the authors' code: `depth` counts all levels of the tree. The authors' code does
+    not count the first level (`depth` 5 here is 4 there). No draft exceeds the remaining token
+    budget.
 
     One step:
-    1. Feed the head the new committed tokens, each with the target's feature of the previous token.
-       Drop what the head computed for drafted tokens.
-    2. Expansion: on each level, feed the `width` nodes with the most likely paths, each with the
-       feature that the head predicted for its parent. Each gets `width` children.
+    1. The head reads the new committed tokens, each with the target's feature of the previous
+       token. Drop the head's KV entries of earlier draft tokens.
+    2. Expansion: on each level, the head reads the `width` nodes with the most likely paths. Each
+       is read together with the feature that the head predicted for its parent. Each gets `width`
+       children.
     3. Reranking: keep the best `nodes` of all children as the tree.
     4. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
@@ -61,11 +63,11 @@ class Eagle2(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """True if the size of the tree is chosen from measured times of forwards."""
+        """True if the method chooses the tree size from measured forward times."""
         return self.params.nodes == AUTO
 
     def start(self, session: Session) -> None:
-        """Reserve space for the tree, and capture the features that the head reads."""
+        """Reserve space for the draft tree, and capture the features that the head reads."""
         params = self.params
         fed = params.width * (params.depth - 1)
         self.levels = Levels.of_head(
@@ -73,13 +75,13 @@ class Eagle2(Method):
         )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3; see the class."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         params, levels = self.params, self.levels
         depth = min(params.depth, limit)
         if depth < 1:
             return session.chain(())
-        # Step 1: True features of committed tokens. The output at the last one gives the root's
-        # children.
+        # Step 1: Run the head on the features of committed tokens. The last output row ranks the
+        # root's children.
         out = levels.begin(session.pending_features(levels.state.length()))
         # Step 2: The head's probability of a path approximates its acceptance rate. The tree
         # therefore grows where the head is confident, without a target forward.
@@ -88,8 +90,8 @@ class Eagle2(Method):
         for _ in range(1, depth):
             growth.add(levels.feed(*growth.best()))
         levels.drop()
-        # Step 3: No child scores higher than its parent, so the best nodes of all levels form a
-        # tree.
+        # Step 3: Keep the best nodes of all levels. They form a tree because no child scores higher
+        # than its parent.
         size = create_size_rule(
             session, levels.model, params.nodes, width=params.width, depth=depth
         )

@@ -29,21 +29,22 @@ class EqSpec(DraftModelMethod):
     """EQSPEC: batched drafting in which each sequence keeps its own accepted tokens.
 
     Lossless because every sequence has the same tokens, positions, attention and KV cache as when
-    it is decoded alone. Each is verified by speculative sampling.
-    Differs from the paper: there, a batch is one tensor padded on the left, and every step
+    it is decoded alone. Speculative sampling verifies each sequence.
+    Differs from the paper: in the paper, a batch is one tensor padded on the left. Every step
     strips the padding, appends the accepted tokens and pads again (unpad, append, repad). Here
-    sequences have different lengths in the batch, without padding, and no KV entry moves. The
-    counter `realigned_rows` is the number of the target's KV entries that padding would have moved.
-    The authors' code also drops the bonus token after full acceptance, finds padding by token id,
-    searches the prompt for EOS, keeps tokens after EOS, feeds the draft the whole text in each
-    step, and shortens all drafts to the smallest remaining budget. Here none of this happens.
+    sequences of a batch have different lengths without padding, and no KV entry moves. The counter
+    `realigned_rows` is the number of the target's KV entries that padding would have moved. The
+    authors' code also drops the bonus token after full acceptance, finds padding by token id,
+    searches the prompt for EOS, and keeps tokens after EOS. It feeds the draft model the whole text
+    in each step, and shortens all drafts to the smallest remaining budget. specbench does none of
+    this.
 
     One step (with `--batch N`, of up to N sequences):
     1. Count the KV entries that a padded batch would move to align the ends of all sequences.
     2. Draft: one forward of the draft model per token, over all sequences with remaining budget.
     3. (engine) One target forward over the last committed token and the draft of each sequence;
-       verify each; commit a + 1 tokens of a sequence that accepted a.
-    4. Drop the draft's KV entries of rejected tokens. A finished sequence leaves the batch.
+       verify each; if a draft tokens of a sequence are accepted, commit a + 1 tokens.
+    4. Drop the draft model's KV entries of rejected tokens. A finished sequence leaves the batch.
     """
 
     name: ClassVar[str] = "eqspec"
@@ -55,7 +56,10 @@ class EqSpec(DraftModelMethod):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
-        """Return the acceptance head, if the length rule needs it."""
+        """Return the acceptance head of SpecDec++ if the parameters select it as length rule.
+
+        Otherwise return nothing.
+        """
         return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def start(self, session: Session) -> None:
@@ -67,24 +71,29 @@ class EqSpec(DraftModelMethod):
         self.realigned = 0
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2 for a single sequence; see the class."""
+        """Return the draft of one decoding step for a single sequence: steps 1 and 2 of the class
+        docstring.
+        """
         return self.propose_batch([(self, session)])[0]
 
     def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
-        """Carry out steps 1 and 2; see the class."""
-        # Step 1: Unpad, append, repad: a text of n tokens starts P - n columns from the left.
+        """Carry out steps 1 and 2 of the class docstring."""
+        # Step 1: In the paper's batch, the longest text has `width` tokens, and shorter texts are
+        # padded on the left. If the padding of a text changes, its KV entries would move.
         width = max(len(session.tokens()) for _, session in members)
         for method, session in members:
             pad = width - len(session.tokens())
             method.realigned = session.state.length() if method.pad not in (None, pad) else 0
             method.pad = pad
-        # Step 2: x ~ q, K times for each sequence, after its draft's pending tokens.
+        # Step 2: Draw draft tokens for all sequences, one draft model forward per token.
         sequences = [(session, method.state) for method, session in members]
         return draft_chains(self.model, sequences, [method.length for method, _ in members])
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float]:
-        """Carry out step 4; see the class. The last committed token has no KV entry in the draft
-        yet."""
+        """Process the outcome of verification: step 4 of the class docstring.
+
+        The draft model has no KV entry for the last committed token yet.
+        """
         super().observe(session, outcome)
         self.length.observe(outcome)
         return {"realigned_rows": self.realigned}

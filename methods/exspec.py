@@ -36,21 +36,21 @@ class ExSpecParams(LengthParams):
 class ExSpec(DraftModelMethod):
     """EXSPEC: batches sequences of equal length from a window of sequences.
 
-    Exact for the same reason as `eqspec`: the choice of sequences in a step does not change their
-    tokens.
-    Differs from the paper as `eqspec` does. No batch is padded here. The counter `realigned_rows`
-    is the number of KV entries that the paper's batches of unequal lengths would move. Sequences
-    are grouped by their true length, not by padded length, and prompts join in their own order, not
-    sorted.
+    Lossless for the same reason as the method `eqspec`: the choice of sequences for a step does not
+    change the tokens of any sequence.
+    Differs from the paper in the same points as `eqspec`. No batch is padded here. The counter
+    `realigned_rows` is the number of KV entries that the paper's batches of unequal lengths would
+    move. Sequences are grouped by their true length, not by padded length, and prompts join in
+    their original order, not sorted.
 
     One step (with `--batch N`, of up to N sequences):
     1. Cross-batch scheduling: group the window's sequences by length. The first group of N
        sequences is the batch. If no group is that large, the batch is the first N sequences of the
        window; in the paper, these need padding.
     2. Draft: one forward of the draft model per token, over all sequences with remaining budget.
-    3. (engine) One target forward; verify and commit each; when a sequence ends, another prompt
-       joins the window.
-    4. Drop the draft's KV entries of rejected tokens.
+    3. (engine) One target forward; verify and commit each sequence. When a sequence ends, another
+       prompt joins the window.
+    4. Drop the draft model's KV entries of rejected tokens.
     """
 
     name: ClassVar[str] = "exspec"
@@ -62,11 +62,14 @@ class ExSpec(DraftModelMethod):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
-        """Return the acceptance head, if the length rule needs it."""
+        """Return the acceptance head of SpecDec++ if the parameters select it as length rule.
+
+        Otherwise return nothing.
+        """
         return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def max_sequences(self, size: int) -> int:
-        """Return the size of the window."""
+        """Return the window size: the maximum number of sequences that decode at the same time."""
         return max(size, self.params.window)
 
     def start(self, session: Session) -> None:
@@ -79,7 +82,7 @@ class ExSpec(DraftModelMethod):
     def schedule(
         self, members: Sequence[tuple[Self, Session]], size: int
     ) -> Sequence[tuple[Self, Session]]:
-        """Carry out step 1; see the class."""
+        """Carry out step 1 of the class docstring."""
         classes: dict[int, list[tuple[Self, Session]]] = {}
         for member in members:
             alike = classes.setdefault(len(member[1].tokens()), [])
@@ -89,11 +92,13 @@ class ExSpec(DraftModelMethod):
         return members[:size]
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out step 2 for a single sequence; see the class."""
+        """Return the draft of one decoding step for a single sequence: step 2 of the class
+        docstring.
+        """
         return self.propose_batch([(self, session)])[0]
 
     def propose_batch(self, members: Sequence[tuple[Self, Session]]) -> list[Draft]:
-        """Carry out step 2; see the class."""
+        """Carry out step 2 of the class docstring."""
         lengths = [len(session.tokens()) for _, session in members]
         for (method, session), length in zip(members, lengths, strict=True):
             method.unpadded = len(set(lengths)) == 1
@@ -102,8 +107,10 @@ class ExSpec(DraftModelMethod):
         return draft_chains(self.model, sequences, [method.length for method, _ in members])
 
     def observe(self, session: Session, outcome: Outcome) -> Mapping[str, float]:
-        """Carry out step 4; see the class. The last committed token has no KV entry in the draft
-        yet."""
+        """Process the outcome of verification: step 4 of the class docstring.
+
+        The draft model has no KV entry for the last committed token yet.
+        """
         super().observe(session, outcome)
         self.length.observe(outcome)
         return {"realigned_rows": self.realigned, "unpadded_steps": self.unpadded}

@@ -1,18 +1,20 @@
-"""transformers' own `generate`, as methods to compare specbench's methods with.
+"""Methods that decode with `generate` of transformers, for comparison with specbench's methods.
 
 Joao Gante: Assisted Generation, Hugging Face blog, May 2023 (`hf:assisted`). Apoorv Saxena: Prompt
 Lookup Decoding, November 2023 (`hf:prompt-lookup`). Elhoushi et al., arXiv:2404.16710
 (`hf:early-exit`). Chen et al., arXiv:2602.06036 (`hf:dflash`). These methods run transformers'
-modules and decoding loop with the same sampling, stop rule and random noise as all other methods.
+models and decoding loop. The sampling, the stop rule and the random noise are the same as in all
+other methods.
 
-The time of the whole `generate` call is measured. The steps are reconstructed afterwards:
+specbench measures the time of the whole `generate` call. It reconstructs the decoding steps
+afterwards:
 
-* A verification is one call of transformers' candidate generator. Its candidates are compared with
-  the output. Candidates that transformers cuts off after an EOS or at the budget count as drafted,
-  but not as tested.
-* Our prefill commits the first token; transformers verifies its first candidates together with the
-  prompt. This is reported as a prefill, which commits the first token, and a step with one draft
-  token fewer. If that verification yields one token only, no step is reported.
+* A verification is one call of transformers' candidate generator. specbench compares its candidate
+  tokens with the output. Candidates that transformers cuts off after an EOS or at the token budget
+  count as drafted, but not as tested.
+* In specbench, the prefill commits the first token. transformers verifies its first candidates
+  together with the prompt. specbench reports this first verification as a prefill and a step with
+  one draft token fewer. If the first verification yields only one token, specbench reports no step.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ Proposal = tuple[int, Tensor]
 
 
 class HfVanilla(Method):
-    """transformers' plain decoding, and base class of its other methods."""
+    """transformers' plain decoding, and the base class of the other transformers methods."""
 
     name: ClassVar[str] = "hf:vanilla"
     family: ClassVar[str] = "transformers"
@@ -86,16 +88,18 @@ class HfVanilla(Method):
         yield from _report(session, output, proposals)
 
     def options(self, session: PeerSession) -> dict[str, Any]:
-        """Return further generation settings of this method."""
+        """Return generation settings of this method in addition to the common ones."""
         return {}
 
     def prepare(self, module: Any) -> Any:
-        """Return the target's module after changing what this method needs. Its generation settings
-        are empty."""
+        """Return the module of the target with the changes that this method needs.
+
+        The generation settings of the module are empty.
+        """
         return module
 
     def assistant(self, session: PeerSession) -> dict[str, Any]:
-        """Return the arguments of `generate` for a draft model. This method has none."""
+        """Return the arguments of `generate` that pass a draft model. Plain decoding has none."""
         return {}
 
 
@@ -117,7 +121,7 @@ class HfAssisted(HfVanilla):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def assistant(self, session: PeerSession) -> dict[str, Any]:
-        """Return the draft model, with the draft length in its generation settings."""
+        """Return the draft model. Its generation settings contain the draft length."""
         draft = _copy_without_settings(session.module("draft"))
         return {
             "assistant_model": _set_constant_length(
@@ -140,13 +144,13 @@ class HfPromptLookupParams(MethodParams):
 
 
 class HfPromptLookup(HfVanilla):
-    """transformers' prompt lookup. The last step may have no bonus token."""
+    """transformers' prompt lookup decoding. The last step may have no bonus token."""
 
     name: ClassVar[str] = "hf:prompt-lookup"
     Params: ClassVar[type[MethodParams]] = HfPromptLookupParams
 
     def options(self, session: PeerSession) -> dict[str, Any]:
-        """Return the lookup settings."""
+        """Return the generation settings of prompt lookup."""
         params = cast(HfPromptLookupParams, self.params)
         return {"prompt_lookup_num_tokens": params.length, "max_matching_ngram_size": params.ngram}
 
@@ -174,12 +178,12 @@ class HfEarlyExit(HfVanilla):
     Params: ClassVar[type[MethodParams]] = HfEarlyExitParams
 
     def options(self, session: PeerSession) -> dict[str, Any]:
-        """Return the exit layer."""
+        """Return the exit layer as a generation setting."""
         layers, chosen = session.target.n_layers, cast(HfEarlyExitParams, self.params).exit
         return {"assistant_early_exit": min(chosen or max(1, layers // 2), layers)}
 
     def prepare(self, module: Any) -> Any:
-        """Return the target, with the draft length in its generation settings."""
+        """Return the module of the target. Its generation settings contain the draft length."""
         return _set_constant_length(module, cast(HfEarlyExitParams, self.params).length)
 
 
@@ -193,7 +197,7 @@ class HfDFlashParams(MethodParams):
 
 
 class HfDFlash(HfVanilla):
-    """transformers' DFlash, with the weights of specbench's head in transformers' module."""
+    """transformers' DFlash. The transformers module gets the weights of specbench's DFlash head."""
 
     name: ClassVar[str] = "hf:dflash"
     Params: ClassVar[type[MethodParams]] = HfDFlashParams
@@ -201,11 +205,11 @@ class HfDFlash(HfVanilla):
     Head: ClassVar[type[Artifact]] = DFlash
 
     def options(self, session: PeerSession) -> dict[str, Any]:
-        """Return the setting that selects DFlash."""
+        """Return the generation setting that selects DFlash."""
         return {"speculation_type": "dflash"}
 
     def assistant(self, session: PeerSession) -> dict[str, Any]:
-        """Return the head as transformers' module."""
+        """Return the DFlash head as a transformers module."""
         return {"assistant_model": dflash_module(session.artifact(*self.artifacts()))}
 
 
@@ -213,7 +217,7 @@ def dflash_module(head: DFlash) -> Any:
     """Return a DFlash head as a transformers module.
 
     transformers implements DFlash as the assistant of the model Muse Glimmer. Two tensors have
-    other names there.
+    other names in transformers than in the checkpoint.
 
     Raises:
         EnvironmentFault: The installed transformers version has no DFlash module.
@@ -245,11 +249,10 @@ ENCODER_NORM = "encoder.output_norm_enc.weight"
 
 
 class CoupledScores(LogitsProcessor):
-    """Logits processor for coupled sampling: adds Gumbel noise, which is keyed by seed and
-    position.
+    """Logits processor for coupled sampling: adds Gumbel noise keyed by seed and position.
 
-    transformers then takes the argmax, which is the same token as in specbench's other methods. It
-    also passes the processor to the draft model, so that drafts use the same noise.
+    With this noise, the argmax is the same token as in specbench's other methods. transformers
+    passes the processor also to the draft model, so that drafts use the same noise.
     """
 
     def __init__(self, session: Session, start: int) -> None:
@@ -262,7 +265,7 @@ class CoupledScores(LogitsProcessor):
 
 
 class RunStopCriteria(StoppingCriteria):
-    """Stop rule of the run, for runs with stop strings."""
+    """Stopping criterion for runs with stop strings: the stop rule of the run."""
 
     def __init__(self, stop: StopRule, start: int) -> None:
         self._stop = stop
@@ -281,9 +284,9 @@ class RunStopCriteria(StoppingCriteria):
 
 
 def _copy_without_settings(module: Any) -> Any:
-    """Return the module without its checkpoint's generation settings.
+    """Return a shallow copy of the module without the generation settings of its checkpoint.
 
-    It is a shallow copy with the same weights. The module itself does not change.
+    The copy shares the weights. The module itself does not change.
     """
     module = copy.copy(module)
     module.generation_config = GenerationConfig()
@@ -301,7 +304,13 @@ def _set_constant_length(module: Any, length: int) -> Any:
 
 
 def _record_proposals(module: Any, start: int, proposals: list[Proposal]) -> Any:
-    """Return a copy of the module that adds each proposal of its candidate generator to a list."""
+    """Return a copy of the module that records its draft tokens.
+
+    Args:
+        module: transformers module of the target.
+        start: Length of the prompt.
+        proposals: List to which each proposal of the candidate generator is appended.
+    """
     module = _copy_without_settings(module)
     create = module._get_candidate_generator
 
@@ -323,8 +332,10 @@ def _record_proposals(module: Any, start: int, proposals: list[Proposal]) -> Any
 
 
 def _settings(session: Session, **options: Any) -> GenerationConfig:
-    """Return the session's sampling and stop rule as transformers' settings, with defaults for the
-    rest."""
+    """Return the session's sampling options and stop rule as transformers' generation settings.
+
+    Other settings have transformers' defaults.
+    """
     request = session.requests[0]
     stop = request.stop
     eos = sorted(stop.eos)
@@ -381,7 +392,8 @@ def _report(
 
 def _outcome(draft: Draft, new: Sequence[int]) -> Outcome:
     m = draft.nodes
-    # A replacement always differs from the rejected token, so equal ids are accepted tokens.
+    # Count the accepted tokens. Equal ids are accepted tokens, because a replacement always differs
+    # from the rejected token.
     pairs = enumerate(zip(draft.tokens.tolist(), new, strict=False))
     n = next((i for i, (proposed, kept) in pairs if proposed != kept), min(m, len(new)))
     last: Origin = "plain" if m == 0 else "bonus" if n == m else "recovered"
@@ -409,8 +421,10 @@ def _silence() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _seed_generators(session: PeerSession) -> Iterator[None]:
-    """Seed torch's global generators, which transformers uses, from the request. Restore them
-    afterwards."""
+    """Seed torch's global random generators from the request, because transformers uses them.
+
+    Restore the generators afterwards.
+    """
     if not session.sampling.draws:
         yield
         return

@@ -27,13 +27,13 @@ class LayerSkipParams(MethodParams):
 
 
 class LayerSkip(Method):
-    """LayerSkip: the target's first layers draft, the others verify from their hidden states.
+    """LayerSkip: the target's first layers draft. Its other layers verify from their output.
 
     Lossless because each draft token is verified against the target by speculative sampling, with
     the distribution that it was drawn from. Training for early exit changes the acceptance rate
-    only. Keys, values and hidden states of the first layers are the target's own.
-    Differs from the authors' code: drafting does not stop at an EOS, because that check would add
-    one GPU synchronisation per token. Tokens after an EOS are not committed.
+    only. Drafting computes the same keys, values and hidden states in the first layers as the
+    target. Differs from the authors' code: drafting does not stop at an EOS, because that check
+    would add one GPU synchronisation per token. Tokens after an EOS are not committed.
 
     One step:
     1. x is the last committed token, which is in no layer's KV cache yet.
@@ -51,17 +51,21 @@ class LayerSkip(Method):
     params: LayerSkipParams
 
     def start(self, session: Session) -> None:
-        """Select the first layers. `keep` stores their output, from which the target continues."""
+        """Select the first layers for drafting.
+
+        Store their output, from which the target continues.
+        """
         end = self.params.exit or max(1, session.target.n_layers // 4)
         self.part = session.partial(layers=(0, end), keep=True)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step: steps 1 and 2 of the class docstring."""
         picks = list[Pick]()
-        # Step 1: one token, or more tokens that the target has not processed yet.
+        # Step 1: Usually x is one token. After the prefill or a full acceptance it can be more
+        # tokens.
         x = session.pending_tokens(session.state.length())
         while len(picks) < min(self.params.length, limit):
-            # Step 2: x_i ~ q_i, the distribution at the exit.
+            # Step 2: Draw x_i from q_i, the distribution after the exit layer.
             out = self.part.forward(x, session.state)
             picks.append(session.pick(out, len(picks)))
             x = Tokens(picks[-1][0][None])

@@ -46,8 +46,8 @@ class LookaheadParams(MethodParams):
 class Lookahead(Method):
     """Lookahead decoding: Jacobi iterations on a window of guesses yield n-grams to verify.
 
-    Lossless because only n-grams from earlier steps are verified, and these depend only on earlier
-    tokens. The same forward also computes the window, whose tokens are never committed.
+    Lossless because only n-grams from earlier steps are verified, and these n-grams depend only on
+    earlier tokens. The same forward also computes the window, whose tokens are never committed.
     Differs from the authors' code: the window starts with the end of the prompt, not with random
     prompt tokens. N-grams with a common beginning share nodes. A fully accepted n-gram is followed
     by the target's own token. Near the end of the token budget the window has fewer columns.
@@ -58,10 +58,11 @@ class Lookahead(Method):
     branch) form one tree, in which each n-gram is a further branch of the root.
 
     One step:
-    1. One forward over the window and the n-grams that the pool contains for the root.
+    1. Run one target forward over the window, and over the stored n-grams for the root.
     2. Verify the n-grams; commit.
-    3. The target's choices after the newest row form a new row. Each column with its choice is an
-       n-gram, stored for the token to its left. If there are more than `guesses`, drop the oldest.
+    3. The target's most likely tokens after the newest row form a new row. Each column together
+       with its new token is an n-gram. It is stored for the token to the left of the column. If a
+       token has more than `guesses` n-grams, drop the oldest.
     4. Drop the first row, and the first guess of the next row, because the root has moved. Until
        there are `ngram` - 1 rows, keep all rows, drop each row's first guess, and store no n-gram.
     """
@@ -74,7 +75,7 @@ class Lookahead(Method):
 
     @torch.inference_mode()
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the request, and yield each step."""
+        """Decode the request, and yield each decoding step."""
         n, w, g = self.params.ngram - 1, self.params.window, self.params.guesses
         session.reserve(g * n + max((row + 1) * (w + n - 2 - row) for row in range(n)))
         prompt = session.tokens()
@@ -82,7 +83,7 @@ class Lookahead(Method):
         rows, pool = [first], dict[int, list[tuple[int, ...]]]()
         session.prefill()
         while session.finish is None:
-            # Step 1: drop columns of the window that lie beyond the token budget.
+            # Step 1: Drop columns of the window that lie beyond the token budget.
             root, width = session.tokens()[-1], max(0, session.max_draft_length() - len(rows) + 2)
             rows = [rows[0][: max(0, width - 1)], *(row[:width] for row in rows[1:])]
             known = [gram[: session.max_draft_length()] for gram in pool.get(root, ())]
@@ -91,7 +92,7 @@ class Lookahead(Method):
             # Step 2: verify the n-grams, and commit.
             committed = session.commit(session.verify(draft, logits[: draft.nodes + 1]))
             if newest and session.finish is None:
-                # Step 3: add a row to the window, and n-grams to the pool.
+                # Step 3: Add a row to the window, and store new n-grams.
                 rows_after = host.ids([node + 1 for node in newest], session.device)
                 new = host.numbers(ranking.argmax(logits.index_select(0, rows_after)))
                 full = len(rows) == n
@@ -101,7 +102,7 @@ class Lookahead(Method):
                         kept.remove(gram)
                     kept.append(gram)
                     del kept[:-g]
-                # Step 4: drop what lies before the new root.
+                # Step 4: Drop the guesses that lie before the new root.
                 rows = [*rows[1:], new] if full else [*rows, new]
                 rows = [row[1:] if not (full and at) else row for at, row in enumerate(rows)]
             yield session.step(draft, committed)
@@ -109,10 +110,10 @@ class Lookahead(Method):
     def _tree(
         self, session: Session, known: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]
     ) -> tuple[Draft, list[int]]:
-        """Return the draft, and the nodes after which the target's choices form the new row (step
-        3).
+        """Return the draft, and the nodes of the newest window row.
 
-        Set `scored` to the tree that the target processes: the draft and the window.
+        The target's most likely tokens after these nodes form the next row (step 3 of the class
+        docstring). Set `scored` to the tree that the target processes: the draft and the window.
         """
         both = merge_trees((gram, None) for gram in known)
         ids, parents = list(both.ids), list(both.parents)

@@ -1,7 +1,8 @@
-"""Lossy variants of `sps`, each with one accept rule that is set in advance (a preset).
+"""Lossy variants of standard speculative sampling (`sps`). Each variant has one accept rule.
 
-The same rules are also available as parameters of `sps` and of methods with heads, such as
-`accept=typical`. The parameters of a preset are the draft length and those of its rule.
+The same rules are also available as parameters of `sps` and of methods with draft heads, such as
+`accept=typical`. A variant has two kinds of parameters: the draft length, and the parameters of its
+rule.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from specbench_cli.api import AcceptParams, AcceptRule, DraftModelMethod, Field,
 
 
 class PresetParams(MethodParams):
-    """Parameters of every preset."""
+    """Common parameters of the lossy variants."""
 
     length: int = Field(5, ge=1, description="number of draft tokens per step")
 
@@ -22,14 +23,13 @@ class _Preset(DraftModelMethod):
     """Speculative sampling with one accept rule.
 
     One step:
-    1. (base) Feed the draft model its pending tokens, and draw `length` tokens from it.
-    2. (engine) One target forward over the last committed token and the draft. A token is accepted
-       if the lossless rule accepts it, or else if the accept rule does.
+    1. (base) The draft model processes its pending tokens. Draw `length` tokens from it.
+    2. (engine) One target forward over the last committed token and the draft. A draft token is
+       accepted if the lossless rule or the accept rule accepts it.
     3. (engine) Replace the first rejected token by the lossless rule's token.
-    4. (base) Remove the rejected tokens from the draft's state.
+    4. (base) Drop the draft model's KV entries of rejected tokens.
 
-    Class attributes:
-        sets: value of `sps.accept`.
+    Class attributes: sets: value of `sps.accept`.
     """
 
     family: ClassVar[str] = "a draft model"
@@ -41,7 +41,7 @@ class _Preset(DraftModelMethod):
 
     @property
     def accept(self) -> AcceptRule | None:
-        """The accept rule, with the parameters of the preset."""
+        """Accept rule of this variant, with its parameters."""
         numbers = self.params.model_dump(exclude={"length"})
         return AcceptParams(accept=self.sets, **numbers).rule
 
@@ -72,13 +72,13 @@ class TypicalAcceptance(_Preset):
 
     Not exact: a token that the lossless rule rejects is accepted if p(x) > min(epsilon, delta
     exp(-H)). p is the target's distribution under the run's temperature, top-k and top-p, and H is
-    its entropy. With epsilon 1 and delta 1e9 the rule is off and the method generates the tokens of
-    `sps`.
-    Differs from the paper: a draft model drafts, not heads. The paper always accepts the first
-    token of a step; here the lossless rule decides first. A token that both rules reject is
+    its entropy. With epsilon 1 and delta 1e9 the rule is off, and the method generates the same
+    tokens as standard speculative sampling (`sps`).
+    Differs from the paper: a draft model drafts, not draft heads. The paper always accepts the
+    first token of a step; here the lossless rule decides first. A token that both rules reject is
     replaced by the lossless rule's token.
 
-    One step is that of `sps` with `accept=typical`.
+    One step is the same as in `sps` with `accept=typical`.
     """
 
     name: ClassVar[str] = "typical"
@@ -102,19 +102,20 @@ class LenientParams(PresetParams):
 
 
 class Lenience(_Preset):
-    """Lenient: accepts draft tokens as if the target's p were larger by a factor.
+    """Lenient: accepts draft tokens as if their target probability p were larger by a factor.
 
     Yaniv Leviathan, Matan Kalman, Yossi Matias: Fast Inference from Transformers via Speculative
     Decoding, ICML 2023, arXiv:2211.17192, appendix A.5.
 
-    Not exact: x drawn from q is accepted with probability min(1, p(x) / (factor q(x))). A drafted
-    token is then at most 1 / factor times as likely as under p. With factor 1 the rule is off and
-    the method generates the tokens of `sps`.
-    Differs from the paper: nothing with `--verify rejection`. In greedy decoding the paper compares
-    with the best token, p(x) >= factor max p. Coupled sampling makes the same comparison on log p +
-    noise.
+    Not exact: a draft token x, drawn from q, is accepted with probability min(1, p(x) / (factor
+    q(x))), where factor <= 1. A token is then generated with probability at most p(x) / factor.
+    With factor 1 the rule is off, and the method generates the same tokens as standard speculative
+    sampling (`sps`).
+    Differs from the paper in no point with the option `--verify rejection`. In greedy decoding the
+    paper accepts x if p(x) >= factor max p. Coupled sampling (all methods share the Gumbel noise)
+    makes the same comparison, on log p + noise instead of log p.
 
-    One step is that of `sps` with `accept=lenient`.
+    One step is the same as in `sps` with `accept=lenient`.
     """
 
     name: ClassVar[str] = "lenient"
@@ -142,13 +143,14 @@ class RandomAcceptParams(PresetParams):
 
 
 class RandomAcceptance(_Preset):
-    """Random accept: accepts rejected draft tokens at random, as a control for lossy rules.
+    """Random accept: accepts rejected draft tokens at random, as a baseline for lossy rules.
 
-    Not exact, and not meant for use. A lossy rule that preserves no more answer quality than this
-    one, at the same rate, selects no better than chance. With rate 0 the rule is off and the method
-    generates the tokens of `sps`.
+    Not exact, and not meant for use. Compare a lossy rule with this rule at the same acceptance
+    rate. If its answers are not better, the lossy rule selects no better than chance. With rate 0
+    the rule is off, and the method generates the same tokens as standard speculative sampling
+    (`sps`).
 
-    One step is that of `sps` with `accept=random`.
+    One step is the same as in `sps` with `accept=random`.
     """
 
     name: ClassVar[str] = "random-accept"

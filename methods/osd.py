@@ -45,20 +45,20 @@ class Osd(DraftModelMethod):
     """OSD: between requests, the draft model learns the target's distribution at rejected tokens.
 
     Lossless because the draft model does not change during a request. A draft token x from q is
-    accepted with probability min(1, p(x)/q(x)); a rejected one is replaced by a draw from
-    norm(max(p - q, 0)).
-    Differs from the paper's code: the loss is taken at the position of the wrong prediction, not
-    one later, and only at rejected tokens, not at the last token of every step. The target's
-    distribution comes from verification and is not recomputed. With `route` each topic has its own
-    draft model, as in their code. Their code uses the known topic of each question. Here a
-    classifier predicts the topic of a prompt (its task category) from the prompts decoded before.
+    accepted with probability min(1, p(x)/q(x)); a rejected token is replaced by a draw from
+    norm(max(p - q, 0)), where p is the target's distribution.
+    Differs from the authors' code: the loss covers only the positions that predicted rejected
+    tokens. The authors' code takes the next position, and also the last token of every step. The
+    target's distribution comes from verification and is not recomputed. With `route` each topic has
+    its own draft model, as in the authors' code. The authors' code knows the topic of each
+    question. Here a topic is a task category, and a classifier predicts it from earlier prompts.
 
     One step:
-    1. Feed the draft of the prompt's most likely topic its pending tokens; draw `length` tokens.
+    1. The draft model of the prompt's most likely topic processes its pending tokens. Draw `length`
+       tokens from it.
     2. (engine) One target forward over the last committed token and the draft; verify; commit.
-    3. At a rejected token, store the position and the target's logits p.
-    4. Drop the draft's KV entries of rejected tokens.
-    After each request:
+    3. At a rejected token, store the position and the target's logits.
+    4. Drop the draft model's KV entries of rejected tokens. After each request:
     5. Add the text, positions and logits to the buffer of the topic.
     6. After `every` requests: update the draft model once with the mean of KL(p || q) over all
        positions, and clear the buffer.
@@ -86,7 +86,7 @@ class Osd(DraftModelMethod):
         self.places, self.distributions = list[int](), list[torch.Tensor]()
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out steps 3 and 4; see the class."""
+        """Update the state after verification: steps 3 and 4 of the class docstring."""
         text = session.tokens()
         if outcome.origin[-1] == "recovered":
             self.places.append(len(text) - 1)  # position of the replacement of the rejected token
@@ -94,7 +94,7 @@ class Osd(DraftModelMethod):
         super().observe(session, outcome)
 
     def learn(self, session: Session) -> None:
-        """Carry out steps 5 and 6; see the class."""
+        """Train the draft model after a request: steps 5 and 6 of the class docstring."""
         memory, request = session.memory, session.requests[0]
         topic = request.topic if self.params.route else ""
         model = session.trainable("draft", topic)
@@ -109,7 +109,7 @@ class Osd(DraftModelMethod):
         buffer.append((list(session.tokens()), self.places, self.distributions))
         if len(buffer) < self.params.every:
             return
-        # Step 6: The logits that predict a token are at the position before it.
+        # Step 6: The logits at one position predict the token at the next position.
         num_rejected = sum(len(places) for _, places, _ in buffer)
         for ids, places, distributions in buffer:
             if places:

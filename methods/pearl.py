@@ -48,9 +48,10 @@ class PearlDrafter(Drafter):
     The target's process sends messages. A message contains the length of the text to keep, the
     window size, and the tokens to append. For each message:
 
-    A. Cut the text to that length, append the tokens, and drop the draft's other KV entries.
-    B. Feed the draft model its pending tokens: the last token of a window, or the recovered token.
-    C. Draw a window of tokens from it, one forward each.
+    A. Cut the text to that length and append the tokens. Drop the KV entries that no longer match
+    the text. B. The draft model processes its pending tokens: the last token of the previous
+    window, or the replacement of a rejected token. C. Draw a window of tokens from the draft model,
+    one forward per token.
     """
 
     def __init__(self, session: DraftSession, params: MethodParams) -> None:
@@ -62,13 +63,13 @@ class PearlDrafter(Drafter):
         self.session.model.forward(self.session.pending_tokens(0), self.state, logits_at=None)
 
     def handle(self, message: Message) -> Message:
-        """Handle one message (steps A to C), and return the window."""
+        """Handle one message (steps A to C of the class docstring). Return the drafted window."""
         session, state = self.session, self.state
         length, window, *new_tokens = message.ints
-        # Step A: cut the text, and append the new tokens.
+        # Step A: Cut the text, and append the new tokens.
         session.text[length:] = new_tokens
         state.rollback(0, length)
-        # Steps B and C: draw a window of tokens.
+        # Steps B and C: Draw a window of tokens.
         x, picks = session.pending_tokens(state.length()), []
         for at in range(session.position, session.position + window):
             out = session.model.forward(x, state)
@@ -83,23 +84,25 @@ class PearlDrafter(Drafter):
 class Pearl(Method):
     """PEARL: the draft model keeps drafting while the target verifies its earlier tokens.
 
-    Lossless because every draft token is verified as in speculative sampling, with its own random
-    number. Draft tokens after a rejected one are dropped.
+    Lossless because every draft token is verified as in speculative sampling, with a random number
+    of its own. Draft tokens after a rejected one are dropped.
     Differs from the authors' code, which verifies the first two tokens of a window with the same
-    random number. Here each has its own. Unverified tokens are never returned. Windows end at the
-    token budget, and outputs at their first EOS. q is the distribution that each token was drawn
-    from.
+    random number. Here each token has its own random number. Unverified tokens are never returned.
+    Windows end at the token budget, and outputs end at their first EOS. The draft distribution q in
+    verification is the distribution from which the token was drawn.
 
-    Draft tokens that the target has not verified yet are pending. Without pending tokens
-    (pre-verify) a target forward tests the first token of the window that is drafted meanwhile.
-    With pending tokens (post-verify) it tests these and that first token. There is no bonus token.
+    Draft tokens that the target has not verified yet are pending. While the target runs, the draft
+    model drafts the next window. Without pending tokens, the target forward verifies the first
+    token of this window (pre-verify in the paper). With pending tokens, it verifies the pending
+    tokens and this first token (post-verify). There is no bonus token.
 
     One step:
-    1. Send the accepted tokens to the drafter, which drafts a window after the pending tokens.
-    2. Meanwhile run one target forward over the last committed token and the pending ones.
+    1. Send the accepted tokens to the draft worker, which drafts a window after the pending tokens.
+    2. Meanwhile run one target forward over the last committed token and the pending tokens.
     3. Receive the window. Verify the pending tokens and the window's first token, left to right.
-    4. (engine) Commit the accepted tokens and the replacement of a rejected one.
-    5. If all are accepted, the rest of the window is pending. Otherwise drop all draft tokens.
+    4. (engine) Commit the accepted tokens, and the replacement of a rejected token if there is one.
+    5. If all tokens are accepted, the rest of the window becomes pending. Otherwise drop all draft
+       tokens.
     """
 
     name: ClassVar[str] = "pearl"
@@ -113,11 +116,13 @@ class Pearl(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """True if the window is chosen from measured times of forwards (`auto`)."""
+        """True if the parameter `window` is "auto": the method chooses it from measured forward
+        times.
+        """
         return self.params.window == AUTO
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the request, and yield each step."""
+        """Decode the request, and yield each decoding step."""
         drafter, max_window = (
             session.start_worker(PearlDrafter, self.params),
             self._choose_window(session),
@@ -127,13 +132,13 @@ class Pearl(Method):
         distributions: Tensor | None = None  # q of the pending tokens and of the next one
         new_tokens = session.tokens()[-1:]
         while session.finish is None:
-            # Step 1: draft no more tokens than can be committed after the pending ones.
+            # Step 1: Draft no more tokens than can be committed after the pending tokens.
             kept_length = len(session.tokens()) - len(new_tokens) + len(pending)
             window = max(1, min(max_window, session.max_draft_length() - len(pending)))
             drafter.send(Message((kept_length, window, *new_tokens)))
-            # Step 2: the target processes the pending tokens.
+            # Step 2: Run the target on the pending tokens.
             rows = session.score(session.chain(pending, distributions))
-            # Step 3: verify the pending tokens and the first token of the window.
+            # Step 3: Verify the pending tokens and the first token of the window.
             drafted = drafter.receive()
             if drafted.rows is not None:
                 distributions = torch.cat(
@@ -141,9 +146,9 @@ class Pearl(Method):
                 )
             draft = session.chain((*pending, drafted.ints[0]), distributions)
             outcome = session.verify(draft, rows)
-            # Step 4: commit the accepted tokens and the replacement.
+            # Step 4: Commit the accepted tokens and the replacement of a rejected token.
             committed = session.commit(outcome)
-            # Step 5: keep the rest of the window if everything was accepted.
+            # Step 5: Keep the rest of the window if every token was accepted.
             if len(outcome.path) == draft.nodes:
                 pending, new_tokens = drafted.ints[1:], ()
                 distributions = None if drafted.rows is None else drafted.rows[1:]
@@ -152,8 +157,11 @@ class Pearl(Method):
             yield session.step(draft, committed)
 
     def _choose_window(self, session: Session) -> int:
-        """Return the window. With `auto`, it is the smallest one that takes the draft model as long
-        as the target takes to verify it."""
+        """Return the window size in tokens.
+
+        With "auto", it is the smallest window that takes as long to draft as the target needs to
+        verify it.
+        """
         if self.params.window != AUTO:
             return self.params.window
         draft = session.draft_cost(session.draft())

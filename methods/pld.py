@@ -34,15 +34,17 @@ class Pld(Method):
     """Prompt lookup: drafts the tokens that followed an earlier occurrence of the current suffix.
 
     Lossless because the draft depends only on earlier tokens. Draft tokens are not drawn at random.
-    Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
-    is accepted if and only if the target chooses it.
+    A node is accepted with the probability that the target gives its token. In greedy decoding and
+    coupled sampling (all methods share the Gumbel noise), it is accepted if and only if the target
+    chooses the same token.
     Differs from the author's code: suffixes longer than the text are skipped and raise no error.
-    Without a match the step is plain decoding; their code drafts one arbitrary token.
+    Without a match the step is plain decoding. The author's code drafts one arbitrary token.
 
     One step:
     1. For n = ngram, ..., 1, take the last n tokens, including the newest.
-    2. Find their earliest occurrence with a continuation. The author's rule requires a full window
-       of `length` tokens after it. transformers' rule also accepts fewer, and stops before an EOS.
+    2. Find the earliest occurrence of these n tokens that has a continuation. The author's rule
+       requires `length` tokens after the occurrence. transformers' rule also accepts fewer tokens,
+       and stops before an EOS.
     3. (engine) One target forward over the last committed token and the draft; verify; commit.
     """
 
@@ -54,12 +56,15 @@ class Pld(Method):
     params: PldParams
 
     def start(self, session: Session) -> None:
-        """Create an empty index. `propose` adds the prompt first, and then committed tokens."""
+        """Create an empty n-gram index.
+
+        `propose` later adds the prompt and the committed tokens.
+        """
         self.index: dict[tuple[int, ...], int] = {}  # n-gram -> end of its first occurrence
         self.indexed = 0
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step: steps 1 and 2 of the class docstring."""
         params = self.params
         text = session.tokens()
         self._extend(text, params.ngram)
@@ -77,8 +82,10 @@ class Pld(Method):
         return session.chain(())
 
     def _extend(self, text: Sequence[int], ngram: int) -> None:
-        """Index the n-grams that end in new tokens. The index keeps the earliest occurrence of
-        each."""
+        """Add the n-grams that end in new tokens to the index.
+
+        The index keeps the earliest occurrence of each n-gram.
+        """
         for end in range(self.indexed + 1, len(text) + 1):
             for n in range(1, min(ngram, end) + 1):
                 self.index.setdefault(tuple(text[end - n : end]), end)

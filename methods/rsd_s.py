@@ -44,24 +44,24 @@ class RsdSParams(MethodParams):
 
 
 class RsdS(Method):
-    """RSD-S: stochastic beam search draws each level of the tree, with paths without replacement.
+    """RSD-S: stochastic beam search draws each level of the tree, as paths without replacement.
 
-    Lossless because each draw chooses a node's parent from earlier draws, and its token from the
-    draft's distribution q without the earlier siblings. The children of a node are therefore the
-    first draws from q, and recursive rejection tests them in that order. In greedy decoding and
-    coupled sampling it is plain beam search, and a child is accepted if and only if the target
+    Lossless because each draw first chooses a parent, which depends only on earlier draws. It then
+    draws the token from the draft model's distribution q without the earlier siblings. The children
+    of a node are therefore the first draws without replacement from q. Recursive rejection tests
+    them in that order. In greedy decoding and coupled sampling (all methods share the Gumbel
+    noise), the method is plain beam search, and a child is accepted if and only if the target
     chooses it.
-    Differs from the paper: no Gumbel keys are computed. The W largest keys are equivalent to W
-    paths drawn one after another without replacement (Kool et al.), which is what happens here.
+    Differs from the paper: no Gumbel keys are computed. Taking the W largest keys is equivalent to
+    drawing W paths one after another without replacement (Kool et al.). The method draws the paths
+    in this way.
 
-    One step, from the root as the only beam, for each of L levels:
-    1. Feed the beams to the draft model (at first its pending tokens). This gives their
-       distributions q.
-    2. Draw W paths that are one token longer: the next level and its beams. The first beam without
-       a child represents all probability mass not reached so far. A beam with children represents
-       the rest of its own mass.
+    One step. It starts with the root as the only beam. Steps 1 and 2 repeat for each of L levels:
+    1. The draft model processes the beams. This gives the distribution q after each beam.
+    2. Draw W paths that are one token longer. They are the next level and the next beams. The
+       probability of a beam is the share of probability mass that no earlier draw covers.
     3. (engine) One target forward over the root and all nodes; recursive rejection; commit.
-    4. Keep the draft's KV entries of accepted nodes.
+    4. Keep the draft model's KV entries of accepted nodes.
     """
 
     name: ClassVar[str] = "rsd-s"
@@ -72,11 +72,11 @@ class RsdS(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def start(self, session: Session) -> None:
-        """Reserve space for the tree and prefill the draft model."""
+        """Reserve space for the draft tree, and prefill the draft model."""
         self.levels = Levels.of_draft(session, nodes=self.params.width * self.params.depth)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step: steps 1 and 2 of the class docstring."""
         levels, tokens, parents, distributions = (
             self.levels,
             list[int](),
@@ -102,8 +102,13 @@ class RsdS(Method):
         return session.tree(tokens, tuple(parents), distributions)
 
     def _draw_paths(self, session: Session, q: Tensor, phi: Sequence[float]) -> list[Node]:
-        """Draw the next level from the beams' distributions q [m, V] and log-probabilities (step
-        2)."""
+        """Draw the next level of the tree from the beams (step 2 of the class docstring).
+
+        Args:
+            session: Session of the request.
+            q: Distribution after each beam, [m, vocab].
+            phi: Log-probability of each beam.
+        """
         distribution, mass = q.double(), [math.exp(value) for value in phi]
         pool = torch.zeros_like(distribution)  # weights from which each path is drawn
         kept, reached = list[Node](), 0  # the first `reached` beams have a child
@@ -121,8 +126,9 @@ class RsdS(Method):
         return kept
 
     def _best(self, session: Session, rows: Tensor, phi: Sequence[float], ahead: int) -> list[Node]:
-        """Choose the next level by beam search, in greedy decoding and coupled sampling (step
-        2)."""
+        """Choose the next level of the tree by beam search, in greedy decoding and coupled
+        sampling.
+        """
         width, found = min(self.params.width, session.target.vocab_size), list[Node]()
         best, gains = session.candidate_lists(rows, width, ahead=ahead)
         for beam, (ids, values) in enumerate(zip(best, gains, strict=True)):
@@ -131,6 +137,8 @@ class RsdS(Method):
         return sorted(possible, key=lambda node: -node[2])[: self.params.width]
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 4; see the class. Nodes were fed in their order, except the deepest
-        level."""
+        """Process the outcome of verification: step 4 of the class docstring.
+
+        The draft model processed the nodes in their order. It did not process the deepest level.
+        """
         self.levels.keep(outcome.path)

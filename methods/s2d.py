@@ -48,27 +48,28 @@ class S2dParams(MethodParams):
 
 
 class S2d(DraftModelMethod):
-    """S2D: the first layers of the draft model draft if they are confident, else deeper ones do.
+    """S2D: the first layers of the draft model draft if they are confident, else more layers do.
 
     Lossless because the choice of sub-model depends only on distributions, before the token is
-    drawn. Each token is verified with the distribution of the sub-model that it was drawn from.
-    Differs from the paper, which does not say what a layer reads where earlier tokens skipped it:
-    here a layer first processes all hidden states of the tokens that skipped it. All exits share
-    one threshold.
+    drawn. A sub-model is the first n layers of the draft model. Each token is verified with the
+    distribution of the sub-model that drafted it.
+    Differs from the paper in one open point: the paper does not define how a layer treats earlier
+    tokens that skipped it. Here a layer first processes the hidden states of these tokens. All
+    exits share one threshold.
 
-    Any draft model works. One trained with `specbench train draft --sorted` can predict tokens at
-    its exits. The target is not involved in that training: one draft serves all targets that share
-    its vocabulary.
+    Any draft model works. A draft model trained with `specbench train draft --sorted` predicts
+    tokens well at its exits. This training does not use the target. One draft model therefore
+    serves all targets with the same vocabulary.
 
     One step:
-    1. x is the draft's pending tokens.
-    2. Run x through the first sub-model's layers, and read its distribution P through the final
-       norm and the output matrix. If max P reaches the threshold, or no layers remain, draw from P.
-       Otherwise run the next layers on all hidden states that they have not processed.
-    3. Continue with the drawn token as x, `length` times.
+    1. x is the pending tokens: the tokens that the draft model has not processed.
+    2. Run the layers of the first sub-model on x. Compute its distribution P with the final norm
+       and the output matrix. If max P reaches the threshold, or no layers remain, draw a token from
+       P. Otherwise run the layers of the next sub-model on all hidden states that they have not
+       processed.
+    3. Repeat step 2 with the drawn token as x, until `length` tokens are drafted.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
-    5. Drop the KV entries of rejected tokens, and their hidden states that deeper sub-models have
-       not processed.
+    5. Drop the KV entries of rejected tokens, and the stored hidden states of these tokens.
     """
 
     name: ClassVar[str] = "s2d"
@@ -80,17 +81,17 @@ class S2d(DraftModelMethod):
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def start(self, session: Session) -> None:
-        """Prefill all layers of the draft."""
+        """Prefill all layers of the draft model."""
         super().start(session)
         n: int = self.model.n_layers
         exits = self.params.exits or (-(-n // 2), -(-3 * n // 4))
         self.spans = list(pairwise((0, *sorted({end for end in exits if end < n}), n)))
-        # After each sub-model except the last: hidden states [1, 1, hidden] that the next has not
-        # processed.
+        # Hidden states [1, 1, hidden] that wait for a deeper sub-model. There is one entry per
+        # sub-model except the last.
         self.waiting = [list[torch.Tensor]() for _ in self.spans[1:]]
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3; see the class."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         x, picks = session.pending_tokens(self.state.length()), list[Pick]()
         while len(picks) < min(limit, self.params.length):
             picks.append(session.pick(self._run_until_confident(x), len(picks)))
@@ -98,8 +99,9 @@ class S2d(DraftModelMethod):
         return session.chain_of_picks(picks)
 
     def _run_until_confident(self, x: Input) -> ModelOutput:
-        """Carry out step 2, and return the output of the first sub-model that is confident
-        enough."""
+        """Return the output of the first sub-model that is confident enough: step 2 of the class
+        docstring.
+        """
         for span, waiting in zip(self.spans, self.waiting, strict=False):
             out = self.model.forward(x, self.state, layers=span, early=True)
             waiting.extend(out.hidden.split(1, 1))
@@ -110,7 +112,7 @@ class S2d(DraftModelMethod):
         return self.model.forward(x, self.state, layers=self.spans[-1])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 5; see the class."""
+        """Process the outcome of verification: step 5 of the class docstring."""
         super().observe(session, outcome)
         read = [self.state.length(0, first) for first, _ in self.spans]
         for waiting, (left, entered) in zip(self.waiting, pairwise(read), strict=True):

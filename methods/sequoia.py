@@ -48,7 +48,7 @@ class BestTrees:
     """Dynamic program for the static tree with the highest expected number of accepted tokens.
 
     Args:
-        a: Acceptance rate of the child of each rank.
+        a: Acceptance rates by rank: entry r is the rate of the (r + 1)-th child that is tested.
     """
 
     def __init__(self, a: Sequence[float]) -> None:
@@ -63,7 +63,10 @@ class BestTrees:
         self.best = best  # value of m nodes on `depth` levels, using children k, k + 1, ...
 
     def nodes(self, m: int, depth: int, *above: int, k: int = 0) -> Iterator[tuple[int, ...]]:
-        """Yield the nodes of the best tree, each as the ranks of the children on its path."""
+        """Yield the nodes of the best tree.
+
+        A node is written as the ranks of the children on its path.
+        """
         if y := self.best(m, depth, k)[1]:
             yield (*above, k)
             yield from self.nodes(y - 1, depth - 1, *above, k)
@@ -75,17 +78,18 @@ class Sequoia(Method):
 
     Lossless because the shape of the tree depends only on earlier steps. Children are drawn without
     replacement and tested in that order by recursive rejection. In greedy decoding and coupled
-    sampling a child is accepted if and only if the target chooses it.
+    sampling (all methods share the Gumbel noise) a child is accepted if and only if the target
+    chooses it.
     Differs from the authors' code: acceptance is measured in the first steps of a run. Every step
-    draws new random numbers; their code reuses a prompt's numbers.
+    draws new random numbers. The authors' code reuses the random numbers of a prompt.
 
-    1. In the first `profile` steps the tree is a root with `width` children. Count which rank is
-       accepted.
-    2. Then choose the best tree of `nodes` nodes, once. With `nodes=auto`, choose the size and
-       depth with the most expected tokens per time. The time of a step is that of one draft forward
-       per level and one target forward.
-    3. Every step: draw each node's children without replacement, level by level; (engine) verify by
-       recursive rejection; commit; keep the draft's KV entries of accepted nodes.
+    1. In the first `profile` steps the tree is a root with `width` children. Count how often the
+       child of each rank is accepted.
+    2. Then choose the best tree of `nodes` nodes, only once. With `nodes=auto`, choose the size and
+       depth with the most expected tokens per time. A step takes the time of one draft model
+       forward per level and one target forward.
+    3. In every step: draw each node's children without replacement, level by level; (engine) verify
+       by recursive rejection; commit; keep the draft model's KV entries of accepted nodes.
     """
 
     name: ClassVar[str] = "sequoia"
@@ -98,7 +102,7 @@ class Sequoia(Method):
     uses_costs = property(lambda self: self.params.nodes == AUTO)
 
     def start(self, session: Session) -> None:
-        """Reserve space for the tree and prefill the draft model."""
+        """Reserve space for the draft tree, and prefill the draft model."""
         largest = max(max_nodes(self.params.nodes), self.params.width)
         self.levels = Levels.of_draft(session, nodes=largest)
         self.accepted_ranks = session.memory.setdefault(
@@ -106,7 +110,7 @@ class Sequoia(Method):
         )  # rank of the accepted child per step, `width` if none
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out step 3; see the class."""
+        """Draw the tree of one decoding step: step 3 of the class docstring."""
         tree = session.memory.get("tree") or tree_of_choices((k,) for k in range(self.params.width))
         tree = tree.truncate(limit, session.target.vocab_size)
         self.grown = GrownTree(session.chain(()), ())
@@ -116,7 +120,7 @@ class Sequoia(Method):
         return self.grown.draft
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out steps 1 and 2, and the end of step 3; see the class."""
+        """Count accepted ranks, choose the tree, and keep the KV entries of accepted nodes."""
         self.levels.keep(self.grown.rows(outcome.path))
         if "tree" not in session.memory and self.grown.draft.nodes:
             self.accepted_ranks.append(outcome.path[0] if outcome.path else self.params.width)

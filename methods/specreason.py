@@ -77,20 +77,20 @@ class SpecReasonParams(SegmentParams):
 class SpecReason(Method):
     """SpecReason: the draft model writes a reasoning step, and the target grades it or rewrites it.
 
-    Lossy: a step with a good grade is accepted unchanged. At threshold 10 no step is accepted, and
-    the output is the target's. At threshold 0 the output is the draft model's, except the first
-    token and the end of the token budget.
-    Differs from the paper: of a rejected step the target keeps the tokens at its start that it
-    would have generated itself. Outputs follow the run's stop rule. By default the grade is
-    computed from the likelihood of the step, because small targets cannot answer a question about
-    it.
+    Lossy: a reasoning step with a good grade is accepted unchanged. At threshold 10 no step is
+    accepted, and the target writes the whole output. At threshold 0 every step is accepted, and the
+    draft model writes the output.
+    Differs from the paper: from a rejected step, the target keeps the first tokens that it would
+    have generated itself. Outputs follow the run's stop rule. By default the grade is computed from
+    the likelihood of the step, because small targets cannot answer the paper's grading question.
 
-    One step:
+    One decoding step:
     1. The draft model writes a reasoning step, up to a delimiter.
-    2. One target forward scores it, and the target grades it from 0 to 9 (the utility score).
-    3. If the grade reaches `threshold`, commit the step. Otherwise commit only the tokens at its
-       start that the target also generates.
-    4. The target writes the rest of the step.
+    2. One target forward scores the reasoning step, and the target grades it from 0 to 9 (the
+       utility score).
+    3. If the grade reaches `threshold`, commit the reasoning step. Otherwise commit only its first
+       tokens that the target also generates.
+    4. The target writes the rest of the reasoning step.
     """
 
     name: ClassVar[str] = "specreason"
@@ -106,7 +106,7 @@ class SpecReason(Method):
 
     @property
     def accept(self) -> SegmentRule:
-        """The rule that decides whether a whole reasoning step is accepted."""
+        """Rule that accepts or rejects a whole reasoning step."""
         return self.params.choose_rule(GradeRule(threshold=self.params.threshold))
 
     @torch.inference_mode()
@@ -119,23 +119,26 @@ class SpecReason(Method):
             session.reserve(len(self.question))
         session.prefill()
         while session.finish is None:
-            # Step 1: The draft writes a step, up to a delimiter.
+            # Step 1: The draft model writes a reasoning step, up to a delimiter.
             if segments.num_segments > params.first and (step := segments.draft()).nodes:
-                # Step 2: One target forward reads the step, and the target grades it.
+                # Step 2: One target forward reads the reasoning step, and the target grades it.
                 rows = session.score(step)
                 grade = self.grade(session, segments, step, rows)
-                # Step 3: Commit the step if the grade is high enough, else only the prefix that the
-                # target also generates.
+                # Step 3: Commit the reasoning step if its grade is high enough. Otherwise commit
+                # only the prefix that the target also generates.
                 rule = self.accept.judge(grade)
                 yield segments.verify_and_commit(
                     step, rows, rule, spans=1, stood=rule.accepted, grade=grade
                 )
-            # Step 4: The target writes the rest of the step.
+            # Step 4: The target writes the rest of the reasoning step.
             yield from segments.write_with_target(params.length)
             segments.begin()
 
     def grade(self, session: Session, segments: Segments, step: Draft, rows: Tensor) -> float:
-        """Return the grade of a step, 0 to 9, or 0 if the target does not answer with a digit."""
+        """Return the grade of a reasoning step, from 0 to 9.
+
+        Return 0 if the target does not answer with a digit.
+        """
         if (random_grade := self.accept.random_grade(session.random, rows)) is not None:
             return random_grade
         if self.params.grade not in ASKS:

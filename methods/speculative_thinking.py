@@ -1,4 +1,5 @@
-"""Speculative Thinking: the target takes over the draft's reasoning where it affirms or doubts.
+"""Speculative Thinking: the target takes over where the draft model's reasoning affirms or doubts
+itself.
 
 Wang Yang, Xiang Yue, Vipin Chaudhary, Xiaotian Han: Speculative Thinking: Enhancing Small-Model
 Reasoning with Large Model Guidance at Inference Time, COLM 2025, arXiv:2504.12329.
@@ -75,10 +76,10 @@ class SpeculativeThinkingParams(SegmentParams):
     )
 
     def polarity(self, text: str) -> int:
-        """Return 1 if a text has more words of `affirm` than of `reflect` and `verify`. Return 0 if
-        it has none of these words, and -1 otherwise.
+        """Return 1 if the text affirms, -1 if it doubts, and 0 if it does neither.
 
-        A word also counts inside a longer word.
+        The text affirms if it contains more words of `affirm` than of `reflect` and `verify`. Any
+        other text with such words doubts. A word also counts inside a longer word.
         """
         lists: Sequence[Sequence[str]] = (self.affirm, self.reflect, self.verify)
         yes, *no = (sum(text.lower().count(word) for word in words) for words in lists)
@@ -88,16 +89,19 @@ class SpeculativeThinkingParams(SegmentParams):
 class SpeculativeThinking(Method):
     """Speculative Thinking: the draft model writes; the target takes over at affirmation or doubt.
 
-    Lossy: the method makes the small model better, not the target faster. The text of the draft
-    model is committed unchanged. With `writer=target` the output is the target's.
-    Differs from the authors' code: the target's text always replaces the probe. Probes and
-    takeovers end with their paragraph. Dropped tokens of probes count as drafted.
+    Lossy: the purpose of the method is to improve the answers of the draft model. The text of the
+    draft model is committed unchanged. With `writer=target` the target writes the whole output.
+    Differs from the authors' code: the target's text always replaces the probe. A probe is a short
+    text that the draft model writes at the start of a paragraph. Probes and the target's texts end
+    with their paragraph. Dropped tokens of probes count as drafted.
 
     One step:
     1. The draft model writes a paragraph.
-    2. After `limit` doubts the target sums up, with `recap` and up to `excess` tokens.
-    3. The draft writes a probe of `probe` tokens. If it neither affirms nor doubts, drop the probe.
-    4. Otherwise the target writes instead of the probe, and `checked` more tokens if it verifies.
+    2. After `limit` doubts the target writes a summary: the text `recap` and up to `excess` tokens.
+    3. The draft model writes a probe of `probe` tokens. If the probe neither affirms nor doubts,
+       drop it and continue with step 1.
+    4. Otherwise the target writes text in place of the probe. If this text verifies earlier
+       reasoning, the target writes `checked` more tokens.
     """
 
     name: ClassVar[str] = "speculative-thinking"
@@ -113,7 +117,10 @@ class SpeculativeThinking(Method):
 
     @property
     def accept(self) -> SegmentRule | None:
-        """The rule that accepts a whole paragraph, or None if the draft never writes."""
+        """Rule that accepts every paragraph of the draft model.
+
+        None if the draft model never writes.
+        """
         return AssistedRule() if self.params.writer == "draft" else None
 
     @torch.inference_mode()
@@ -132,14 +139,14 @@ class SpeculativeThinking(Method):
                 yield from segments.write_with_target(params.length)
                 segments.begin()
                 continue
-            # Step 1: The draft writes a paragraph.
+            # Step 1: The draft model writes a paragraph.
             draft = segments.draft()
             yield segments.verify_and_commit(draft, session.score(draft), accept_all, grade=1.0)
             if not segments.ends_with_delimiter:
                 continue
             if doubts >= limit:
-                # Step 2: After too many doubts the target sums up. The limit is higher the next
-                # time.
+                # Step 2: After too many doubts the target writes a summary. The limit is higher for
+                # the next summary.
                 yield segments.insert_tokens(
                     segments.vocabulary.encode(params.recap.encode()), accept_all, grade=1.0
                 )
@@ -147,7 +154,8 @@ class SpeculativeThinking(Method):
                 yield from segments.write_with_target(params.length, excess)
                 doubts, limit, excess = 0, min(limit + 5, 30), min(excess + 25, 200)
                 continue
-            # Step 3: The draft writes a probe, which is dropped if it neither affirms nor doubts.
+            # Step 3: The draft model writes a probe. The probe is dropped if it neither affirms nor
+            # doubts.
             probe = segments.draft(params.probe)
             text = segments.vocabulary.decode(host.numbers(probe.tokens)).decode(errors="replace")
             is_calm = not params.polarity(text) and not params.always
@@ -156,7 +164,8 @@ class SpeculativeThinking(Method):
             if is_calm:
                 segments.discard(probe, spans=1, stood=1)
                 continue
-            # Step 4: Otherwise the target writes in its place, and more if it verifies.
+            # Step 4: Otherwise the target writes text in place of the probe, and more tokens if
+            # this text verifies earlier reasoning.
             yield segments.verify_and_commit(probe, session.score(probe), takeovers=1, spans=1)
             yield from segments.write_with_target(
                 params.length, params.probe - len(segments.open_ids)

@@ -32,24 +32,24 @@ class Sps(DraftModelMethod):
     """Speculative sampling: a draft model drafts a chain, the target verifies it in one forward.
 
     Lossless because a draft token x from q is accepted with probability min(1, p(x)/q(x)), and a
-    rejected one is replaced by a draw from norm(max(p - q, 0)): the result follows p. In greedy
-    decoding and coupled sampling a draft token is accepted if and only if the target chooses it.
-    Differs from the papers: nothing. q is the draft's distribution under the target's temperature,
-    top-k and top-p.
+    rejected token is replaced by a draw from norm(max(p - q, 0)). The result follows the target's
+    distribution p. In greedy decoding and coupled sampling (all methods share the Gumbel noise) a
+    draft token is accepted if and only if the target chooses it.
+    Differs from the papers in no point. q is the draft model's distribution with the same
+    temperature, top-k and top-p as p.
 
-    `length` may also be a rule. A rule depends only on the draft model, and is applied after a
-    token is kept, so the output stays exact. "heuristic" and "confidence" are those of
-    transformers' assisted generation. "acceptance-head" is that of `specdec++`. "synergy" and
-    "smartspec" use the measured times of forwards and the number of sequences in the batch
-    (--batch). "oracle" reads the output of vanilla, and gives an upper bound for all rules. With
-    `accept` the method is lossy: see `specbench_cli.engine.verify.accept`.
+    `length` may also be the name of a rule that decides when to stop drafting. The output stays
+    exact, because a rule never removes a drafted token. The rules "heuristic" and "confidence" come
+    from transformers' assisted generation. The rule "acceptance-head" comes from the method
+    `specdec++`. "synergy" and "smartspec" use measured forward times and the batch size
+    (`--batch`). "oracle" reads the output of vanilla, and gives an upper bound for all rules. The
+    parameter `accept` selects a lossy accept rule.
 
     One step:
-    1. Feed the draft model its pending tokens, which it has not processed yet: one, or two after
-       full acceptance.
-    2. Draw `length` tokens from it, one forward each.
+    1. The draft model processes its pending tokens: one token, or two tokens after full acceptance.
+    2. Draw `length` tokens from the draft model, one forward per token.
     3. (engine) One target forward over the last committed token and the draft; verify; commit.
-    4. Drop the draft's KV entries of rejected tokens.
+    4. Drop the draft model's KV entries of rejected tokens.
     """
 
     name: ClassVar[str] = "sps"
@@ -62,7 +62,10 @@ class Sps(DraftModelMethod):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
-        """Return the acceptance head, if the length rule needs it."""
+        """Return the acceptance head of SpecDec++ if the parameters select it as length rule.
+
+        Otherwise return nothing.
+        """
         return (ArtifactSpec(AcceptanceHead),) if self.params.length == "acceptance-head" else ()
 
     def start(self, session: Session) -> None:
@@ -73,27 +76,29 @@ class Sps(DraftModelMethod):
         )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step: steps 1 and 2 of the class docstring."""
         picks: list[Pick] = []  # each a token x and, if it was drawn, its distribution q
         self.length.begin()
         limit = min(limit, self.length.most)
-        # Step 1: The last committed token has no KV entry yet, nor has the last token of a fully
-        # accepted draft.
+        # Step 1: The draft model has no KV entry for the last committed token. After full
+        # acceptance, it also has none for the last accepted token.
         x = session.pending_tokens(self.state.length())
         while len(picks) < limit:
-            # Step 2: x ~ q, the draft's distribution after all tokens so far. The rule decides only
-            # after x is kept: if it could drop x because of its value, x would no longer follow q.
+            # Step 2: Draw x from q. Apply the length rule only after x is kept. If the rule could
+            # drop x because of its value, x would no longer follow q.
             out = self.model.forward(x, self.state)
             picks.append(session.pick(out, len(picks)))
             if not self.length.should_continue(out, picks[-1]):
                 break
             x = Tokens(picks[-1][0][None])
-        # Step 3: The engine accepts x with probability min(1, p(x) / q(x)). The next token is drawn
-        # from norm(max(p - q, 0)) after a rejection, otherwise from p.
+        # Step 3: The engine accepts x with probability min(1, p(x) / q(x)). After a rejection, it
+        # draws the next token from norm(max(p - q, 0)). After full acceptance, it draws from p.
         return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 4; see the class. The last committed token has no KV entry in the draft
-        yet."""
+        """Process the outcome of verification: step 4 of the class docstring.
+
+        The draft model has no KV entry for the last committed token yet.
+        """
         super().observe(session, outcome)
         self.length.observe(outcome)

@@ -67,20 +67,22 @@ class SpsTree(Method):
     """Tree speculative sampling: a draft model drafts a token tree for one target forward.
 
     Lossless because children are tested in the order of their draws (SpecInfer's multi-step
-    speculative sampling). Each is tested against the residual of the target's distribution after
-    the earlier ones, and the token after the last rejection is drawn from the final residual.
-    Children that are not drawn (the most likely ones) are accepted with the target's probability of
-    them. In greedy decoding and coupled sampling a child is accepted if and only if the target
-    chooses it.
+    speculative sampling). The first child is tested against the target's distribution. Each
+    rejection replaces this distribution by its residual. If all children are rejected, the next
+    token is drawn from the last residual. With parameters that take the most likely tokens as
+    children instead of drawing them, a child is accepted with the probability that the target gives
+    its token. In greedy decoding and coupled sampling (all methods share the Gumbel noise) a child
+    is accepted if and only if the target chooses it.
     Differs from SpecInfer: there is one draft model, and siblings are drawn from its distribution.
 
     One step:
-    1. Feed the draft model its pending tokens; choose the root's children.
-    2. For each further level, feed the nodes of the level above in one forward, each attending to
-       its own ancestors only, and choose their children. In a dynamic tree, feed the `width` nodes
-       with the most likely paths on each level, and keep the best `nodes` of all at the end.
+    1. The draft model processes its pending tokens. Choose the root's children.
+    2. For each further level, the draft model processes the nodes of the previous level in one
+       forward. Each node attends only to its own ancestors. Choose the children of these nodes. In
+       a dynamic tree, the draft model processes only the `width` nodes with the most likely paths
+       on each level. At the end, keep the best `nodes` nodes of all levels.
     3. (engine) One target forward over the last committed token and all nodes; verify; commit.
-    4. Keep the draft's KV entries of accepted nodes.
+    4. Keep the draft model's KV entries of accepted nodes.
     """
 
     name: ClassVar[str] = "sps-tree"
@@ -93,11 +95,11 @@ class SpsTree(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """True if the size of the tree is chosen from measured times of forwards."""
+        """True if the method chooses the tree size from measured forward times."""
         return self.params.shape == "dynamic" and self.params.nodes == AUTO
 
     def start(self, session: Session) -> None:
-        """Reserve space for the largest tree and prefill the draft model."""
+        """Reserve space for the largest draft tree, and prefill the draft model."""
         params = self.params
         widths = params.widths or (params.width, *[1] * (params.depth - 1))
         self.shape = tree_of_widths(widths).truncate(len(widths), session.target.vocab_size)
@@ -108,14 +110,14 @@ class SpsTree(Method):
         self.levels = Levels.of_draft(session, nodes=largest, fed=fed)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step: steps 1 and 2 of the class docstring."""
         params, levels = self.params, self.levels
         if limit < 1:
             self.grown = GrownTree(session.chain(()), ())
             return self.grown.draft
-        # Step 1: The children of the root come from the logits at the last committed token.
+        # Step 1: Choose the root's children from the logits at the last committed token.
         root = levels.begin(session.pending_tokens(levels.state.length()))
-        # Step 2: Either the most likely children of the most likely paths, ...
+        # Step 2, dynamic tree: Expand the nodes with the most likely paths.
         if params.shape == "dynamic":
             nodes, k, depth = params.nodes, params.width, min(params.depth, limit)
             size = create_size_rule(session, levels.model, nodes, width=k, depth=depth)
@@ -123,11 +125,11 @@ class SpsTree(Method):
                 levels, root, session, k=k, depth=depth, nodes=max_nodes(nodes), size=size
             )
         else:
-            # ... or the number of children that `widths` gives for each level.
+            # Step 2, other trees: `widths` gives the number of children for each level.
             shape = self.shape.truncate(limit, session.target.vocab_size)
             self.grown = fill(shape, levels, root, session, how=params.draw_mode)
         return self.grown.draft
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 4; see the class."""
+        """Process the outcome of verification: step 4 of the class docstring."""
         self.levels.keep(self.grown.rows(outcome.path))

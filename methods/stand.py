@@ -54,23 +54,25 @@ class Stand(Method):
     """STAND: drafts from the mean of the target's distributions after the same n-gram.
 
     Lossless because siblings are drawn without replacement from the distribution that verification
-    uses, and tested in the order of their draws. The number of children of a node depends only on
-    its path. In greedy decoding and coupled sampling a child is accepted if and only if the target
-    chooses it.
-    Differs from the paper: the tree is built as in Medusa, not fitted to problems. Only
+    uses, and tested in the order of their draws. The number of children of a node does not depend
+    on the tokens that are drawn as its children. In greedy decoding and coupled sampling (all
+    methods share the Gumbel noise) a child is accepted if and only if the target chooses it.
+    Differs from the paper: the tree is built as in Medusa, and not fitted to example problems. Only
     distributions at committed tokens enter the table. Drawing without replacement is Gumbel top-k.
-    In coupled sampling it uses the same Gumbel noise as the target.
+    In coupled sampling, the draft uses the same Gumbel noise as the target.
 
-    With `scope=run` the speed of a prompt depends on earlier prompts, but its output does not. The
-    table has at most `memory` n-grams with `kept` tokens each.
+    With `scope=run`, data from earlier prompts is kept. The speed of a prompt then depends on
+    earlier prompts, but its output does not. The table has at most `memory` n-grams with `kept`
+    tokens each.
 
-    One step, with a table that maps an n-gram to a mean distribution over few tokens and its count:
+    One step. A table maps each n-gram to the mean of the target's distributions after it (over few
+    tokens) and a count:
     1. Level by level, use the distribution of the longest known n-gram at the end of a node's path.
-       Draw the number of children that the tree has there, without replacement. A node without a
-       known n-gram has no children.
+       Draw children without replacement, as many as the static tree has at this node. A node
+       without a known n-gram has no children.
     2. (engine) One target forward over the last committed token and the tree; verify; commit.
-    3. For each committed token and each n-gram that ends before it, update the mean with the
-       target's best tokens, and keep the best.
+    3. For each committed token and each n-gram that ends before it, update the mean distribution
+       with the target's most likely tokens. Keep only the most likely tokens.
     """
 
     name: ClassVar[str] = "stand"
@@ -81,7 +83,7 @@ class Stand(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def start(self, session: Session) -> None:
-        """Take the table from the run's memory, and reserve space for the tree."""
+        """Take the n-gram table from the run's memory, and reserve space for the draft tree."""
         shape = medusa_tree(self.params.nodes, depth=self.params.depth)
         self.children = Counter(node[:-1] for node in shape.nodes)
         session.reserve(len(shape.nodes))
@@ -91,7 +93,7 @@ class Stand(Method):
         )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out step 1; see the class."""
+        """Return the draft of one decoding step: step 1 of the class docstring."""
         ids, parents, distributions = list[int](), list[int](), list[Tensor]()
         fed: list[
             tuple[int, Path, Path]
@@ -125,7 +127,7 @@ class Stand(Method):
         return session.tree(ids, tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 3; see the class."""
+        """Process the outcome of verification: step 3 of the class docstring."""
         text, n, kept = session.tokens(), len(outcome.committed), self.params.kept
         at = host.ids([0, *(node + 1 for node in outcome.path)][:n], session.device)
         rows = session.verified_logits().index_select(0, at).float().log_softmax(-1)
@@ -142,8 +144,10 @@ class Stand(Method):
             del self.table[next(iter(self.table))]
 
     def _distribution(self, node: tuple[int, Path, Path]) -> Mapping[int, float] | None:
-        """Return the distribution of the longest known n-gram at a node, if the node has children
-        in the tree."""
+        """Return the table's distribution for a node: that of the longest known n-gram on its path.
+
+        Return None if no n-gram is known, or if the node has no children in the tree.
+        """
         _, ranks, before = node
         grams = (before[first:] for first in range(len(before) if self.children[ranks] else 0))
         return next((self.table[gram][1] for gram in grams if gram in self.table), None)

@@ -44,21 +44,23 @@ class TokenRecyclingParams(MethodParams):
 class TokenRecycling(Method):
     """Token Recycling: drafts a tree from earlier candidates of the target after each token.
 
-    Lossless because the tree depends only on earlier tokens. Its tokens are not drawn at random.
-    Each is accepted with the target's probability of it.
-    Differs from the authors' code, which supports only greedy decoding: the tree has the same size,
-    depth and width, and is built as in Medusa. If several nodes of a step have the same token, the
-    candidates at the last of them are stored; their code stores those of any. Candidates of the
-    last step are stored too.
+    Lossless because the tree depends only on earlier tokens. Its tokens are not drawn at random. A
+    draft token is accepted with the probability that the target gives it.
+    Differs from the authors' code, which supports only greedy decoding. The tree has the same size,
+    depth and width as in the authors' code, but is built as in Medusa. If several nodes of a step
+    have the same token, the candidates at the last of these nodes are stored. The authors' code
+    stores the candidates of an arbitrary one. Candidates of the last step are stored too.
 
-    With `scope=run` the speed of a prompt depends on earlier prompts, but its output does not. The
-    matrix takes 8 * `width` bytes per token of the vocabulary.
+    With `scope=run`, data from earlier prompts is kept. The speed of a prompt then depends on
+    earlier prompts, but its output does not. The matrix takes 8 * `width` bytes per token of the
+    vocabulary.
 
-    One step, with the adjacency matrix M[token] of the `width` best next tokens, initially zero:
-    1. Build the tree from the root, level by level: the child of rank r of a token x is M[x][r].
+    One step. The adjacency matrix M contains the `width` most likely next tokens after each token,
+    and is initially zero:
+    1. Build the tree from the root, level by level. The child of rank r after a token x is M[x][r].
     2. (engine) One target forward over the last committed token and the tree; verify; commit.
-    3. For the root and each node, accepted or not, set M[its token] to the best tokens of the
-       target's logits there.
+    3. For the root and each node, accepted or not, set M[x] to the most likely tokens of the
+       target's logits at the node, where x is the token of the node.
     """
 
     name: ClassVar[str] = "token-recycling"
@@ -69,7 +71,10 @@ class TokenRecycling(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def start(self, session: Session) -> None:
-        """Take the matrix from the run's memory, or create it, and reserve space for the tree."""
+        """Take the adjacency matrix from the run's memory, or create it.
+
+        Reserve space for the draft tree.
+        """
         params, vocab = self.params, session.target.vocab_size
         self.width = min(params.width, vocab)
         self.shape = best_tree(params.nodes, depth=params.depth, width=self.width)
@@ -81,7 +86,7 @@ class TokenRecycling(Method):
         self.next: Tensor = kept["next"]
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out step 1; see the class."""
+        """Return the draft of one decoding step: step 1 of the class docstring."""
         shape = self.shape.truncate(limit, self.width)
         above = host.ids(
             session.tokens()[-1:], session.device
@@ -94,7 +99,7 @@ class TokenRecycling(Method):
         return session.tree(torch.cat(self.known[1:] or [above[:0]]), shape.parents)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 3; see the class."""
+        """Process the outcome of verification: step 3 of the class docstring."""
         known, best = (
             torch.cat(self.known),
             ranking.top_indices(session.verified_logits(), self.width),

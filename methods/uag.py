@@ -1,4 +1,4 @@
-"""UAG: a draft with any tokenizer, matched by its text (SLEM, string-level exact match).
+"""UAG: a draft model with any tokenizer, matched by its text (SLEM, string-level exact match).
 
 Nadav Timor et al.: Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
 Heterogeneous Vocabularies, ICML 2025, arXiv:2502.05202, Algorithm 2; transformers' universal
@@ -45,14 +45,14 @@ class Uag(Method):
     Lossless because a draft token is accepted if and only if the target chooses the same token,
     greedily or by its own random draw.
     Differs from the sources: the draft model decodes greedily at every temperature. Draft tokens
-    are matched to the committed text by their bytes; transformers compares windows of tokens.
+    are matched to the committed text by their bytes. transformers compares windows of tokens.
 
     One step:
-    1. Translate the committed text into the draft's vocabulary. Keep the draft tokens that spell
-       it, tokenize what follows, and drop the KV entries of the others.
-    2. The draft generates `length` tokens.
-    3. Tokenize their text for the target, together with the last tokens before it, so that token
-       boundaries are those of the target.
+    1. Translate the committed text into the draft model's vocabulary. Keep the draft tokens that
+       match the text. Tokenize the rest of the text, and drop the KV entries of other draft tokens.
+    2. The draft model generates `length` tokens.
+    3. Tokenize the text of these tokens for the target, together with the last tokens before it.
+       The token boundaries then match the target's tokenizer.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
     """
 
@@ -67,7 +67,7 @@ class Uag(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
-        """Prefill the draft model with the prompt, tokenized in its own vocabulary."""
+        """Prefill the draft model with the prompt, tokenized with its own tokenizer."""
         self.model = session.draft()
         self.text = Transcript(session, self.model)
         self.written: list[int] = []
@@ -75,20 +75,22 @@ class Uag(Method):
             self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3; see the class."""
-        # Step 1: translate the committed text into the draft's vocabulary.
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
+        # Step 1: Translate the committed text into the draft model's vocabulary.
         self.text.follow(session.tokens())
-        # Step 2: the draft model generates tokens.
+        # Step 2: The draft model generates tokens.
         x, tokens = self.text.pending_tokens(), list[Tensor]()
         while limit and len(tokens) < min(self.params.length, self.text.remaining):
             tokens.append(self.model.forward(x, self.text.state).rows[-1:].argmax(-1))
             x = Tokens(tokens[-1][None])
         self.written = host.numbers(torch.cat(tokens)) if tokens else []
-        # Step 3: tokenize their text for the target.
+        # Step 3: Tokenize the text of these tokens for the target.
         before = session.tokens()[-self.params.behind :] if self.params.behind else ()
         return session.chain(self.text.translation.to_target_ids(before, self.written)[:limit])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 1 of the next step; see the class. The last committed token has no KV
-        entry yet."""
+        """Translate the newly committed text: step 1 of the next decoding step.
+
+        The draft model has no KV entry for the last committed token yet.
+        """
         self.text.follow(session.tokens(), self.written)

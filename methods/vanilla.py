@@ -1,4 +1,4 @@
-"""Plain decoding with the target: the baseline of speedups and the reference for outputs."""
+"""Plain decoding with the target: the baseline for speedups, and the reference for outputs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from specbench_cli.api import Draft, Method, Session
 class Vanilla(Method):
     """Vanilla autoregressive decoding: one target forward per token.
 
-    Exact by definition. It uses the same loop, verifier and stop rule as every other method, with
-    an empty draft, so that a speedup compares methods and not implementations.
+    Lossless by definition. It uses the same loop, verifier and stop rule as every other method,
+    with an empty draft, so that a speedup compares methods and not implementations.
     """
 
     name: ClassVar[str] = "vanilla"
@@ -20,5 +20,5 @@ class Vanilla(Method):
     proposes: ClassVar[bool] = False
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Return an empty draft."""
+        """Return an empty draft, so that every step decodes one token."""
         return session.chain(())

@@ -1,1 +1,4 @@
-"""Trained modules that methods share with the commands that train them."""
+"""Trained draft heads and predictors.
+
+Methods decode with them, and training commands train them.
+"""

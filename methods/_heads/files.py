@@ -1,7 +1,7 @@
-"""Loading of draft heads from a folder with config.json and safetensors.
+"""Loading of draft heads from a folder with config.json and safetensors files.
 
-The result is a `LoadedHead`, whatever project wrote the files. It also checks that the head fits
-the target.
+Several projects write such folders. The result is always a `LoadedHead`. Loading fails if the head
+does not fit the target.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead:
-    """Tensors and settings of a draft head, from files or of a random head.
+    """Tensors and settings of a draft head, loaded from files or generated at random.
 
     Attributes:
-        source: Origin of the head, for error messages.
-        tensors: Tensors by specbench's names; see `layouts`.
+        source: Folder and format of the head, for error messages.
+        tensors: Tensors of the head. Their names are listed in `methods/_heads/layouts.py`.
         shape: Sizes of the layer.
         rope: Settings of the rotary embedding, named as in transformers' configs.
-        hidden_first: True if `fc` reads [features, embedding], False for [embedding, features].
+        hidden_first: Order of the concatenated input of the matrix `fc`: True for [features,
+            embedding], False for [embedding, features].
         config: Content of config.json.
     """
 
@@ -65,11 +66,11 @@ class LoadedHead:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def find_captured_layers(self, n_layers: int) -> tuple[int, ...]:
-        """Return the target layers whose output an EAGLE-3 or DFlash head reads, counted from 0.
+        """Return the target layers whose outputs an EAGLE-3 or DFlash head reads, counted from 0.
 
-        Files of specbench, SpecForge and z-lab contain these numbers. Files of speculators follow
-        vLLM, where number n is the input of layer n, which is the output of layer n - 1. Without
-        numbers, the three layers of EAGLE-3's code are used.
+        config.json of the head usually lists the layers. Heads of the speculators project count as
+        vLLM does: number n is the input of layer n, which is the output of layer n - 1. If
+        config.json lists no layers, return the three layers that EAGLE-3's code reads.
 
         Raises:
             EnvironmentFault: The target has no layer with such a number.
@@ -113,7 +114,11 @@ class LoadedHead:
                 raise head_mismatch(self, found)
 
     def read_token_id(self, settings: Mapping[str, Any], name: str, target: Decoder) -> int:
-        """Return the token id in a setting. Raise EnvironmentFault if the target has no such id."""
+        """Return the token id that the setting `name` contains.
+
+        Raises:
+            EnvironmentFault: The target has no such token id.
+        """
         token = settings.get(name)
         if not isinstance(token, int) or not 0 <= token < target.vocab_size:
             raise head_mismatch(self, f"{name} is {token}; token ids are below {target.vocab_size}")
@@ -134,7 +139,10 @@ class LoadedHead:
 
 
 def head_mismatch(files: LoadedHead, what: str) -> EnvironmentFault:
-    """Return the error for a head that does not match the target. `what` is the reason."""
+    """Return the exception for a head that does not match the target.
+
+    `what` describes the mismatch.
+    """
     return EnvironmentFault(f"{files.source}: {what}", "specbench list models")
 
 
@@ -149,7 +157,7 @@ def check_tensors(
     """Return the tensors with the names in `shapes`, after checking them.
 
     Args:
-        source: Origin of the tensors, for error messages.
+        source: Name of the file or folder, for error messages.
         tensors: Tensors of the head, by name.
         shapes: Required shape of each tensor.
         kind: Kind of the head, for error messages.
@@ -183,16 +191,16 @@ def check_tensors(
 def copy_tensors(
     destinations: Mapping[str, Tensor], weights: Mapping[str, Tensor], source: str, kind: str
 ) -> None:
-    """Copy the tensors of a checkpoint to the tensors of a head.
+    """Copy the tensors of a checkpoint into the parameters of a head.
 
     Args:
-        destinations: Tensors of the head, by their names in the checkpoint.
+        destinations: Parameters of the head, by their names in the checkpoint.
         weights: Tensors of the checkpoint.
-        source: Origin of the checkpoint, for error messages.
+        source: Name of the checkpoint, for error messages.
         kind: Kind of the head, for error messages.
 
     Raises:
-        EnvironmentFault: See `check_tensors`.
+        EnvironmentFault: A tensor is missing, unexpected, of another shape, or not finite.
     """
     shapes = {name: tuple(place.shape) for name, place in destinations.items()}
     for name, tensor in check_tensors(source, weights, shapes, kind).items():
@@ -200,10 +208,10 @@ def copy_tensors(
 
 
 def official_layers(n_layers: int) -> tuple[int, ...]:
-    """Return the numbers of the three target layers whose output EAGLE-3's code reads.
+    """Return the three target layers whose outputs EAGLE-3's code reads, of N = `n_layers` layers.
 
-    They are the layers before layers 2, N/2 and N - 3, counted from 0. For targets with fewer than
-    five layers, the numbers are limited to existing layers.
+    The layers are 1, N/2 - 1 and N - 4, counted from 0. For targets with fewer than five layers,
+    the numbers are limited to existing layers.
     """
     layers = (1, n_layers // 2 - 1, n_layers - 4)
     return tuple(min(max(layer, 0), n_layers - 1) for layer in layers)
@@ -217,7 +225,8 @@ def read_head(
     Args:
         kind: Required kind of the head, such as "eagle", "eagle3" or "mtp".
         layouts: Known layouts, of all kinds.
-        target: Target whose config.json is used if the head's has no number of attention heads.
+        target: The number of attention heads is read from the target's config.json if the head's
+            config.json lacks it.
 
     Raises:
         EnvironmentFault: The folder has no config.json or no safetensors, the layout is unknown,
@@ -252,9 +261,8 @@ def read_head(
 
 
 def read_head_by_config(folder: Path, target: Decoder) -> LoadedHead:
-    """Read a draft head that needs no `Layout`.
-
-    Its tensors have the names of specbench's torch module, and its config.json contains all sizes.
+    """Read a draft head that specbench stored: config.json contains all sizes, and no tensor is
+    renamed.
 
     Raises:
         EnvironmentFault: The folder has no config.json or no safetensors, a size is missing, or the
@@ -301,8 +309,7 @@ def read_head_config(folder: Path) -> dict[str, Any]:
 def _read_shape(
     folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> HeadShape:
-    """Return the sizes of the layer, from its tensors and the number of attention heads in
-    `config`."""
+    """Return the sizes of the head's transformer layer, from its tensors and config.json."""
     heads = config["num_attention_heads"]
     rows = {part: len(tensors[f"layer.self_attn.{part}_proj.weight"]) for part in "qkv"}
     hidden, mixed = tensors["layer.self_attn.o_proj.weight"].shape

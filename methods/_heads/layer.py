@@ -1,8 +1,8 @@
-"""Base classes of draft heads for decoding, whose layers run as fused kernels.
+"""Base classes of draft heads for decoding. Their layers run as fused kernels.
 
-A head is trained as a torch module (`DraftHead`, see `module`). For decoding, one of these classes
-copies the module's weights to fused layers. Subclasses in the `head.py` of EAGLE, EAGLE-3, MTP,
-P-EAGLE, DFlash, Hydra++ and Clover define what is specific to the method.
+Training uses another form of the head: a torch module derived from `DraftHead`. For decoding, a
+class in this file copies the weights of this module to fused layers. EAGLE, EAGLE-3, MTP, P-EAGLE,
+DFlash, Hydra++ and Clover define subclasses in their `head.py`.
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ ROWS_AT_ONCE = 256
 
 
 class HeadStack(FusedStack, Head, Artifact):
-    """Head of one or more fused layers, which uses the target's embedding and output matrix.
+    """Draft head of one or more fused layers. It uses the target's embedding and output matrix.
 
-    It computes on the target's device and in its dtype.
+    The head computes on the target's device and in the target's dtype.
 
     Args:
         shape: Sizes of the layers.
         rotary: Rotary embedding of the layers.
         target: Decoder that the head drafts for.
-        captured_layers: Target layers whose hidden states the head reads; see `Head`.
+        captured_layers: Target layers whose hidden states the head reads.
 
     Attributes:
-        module: Class of the torch module from which the weights come. It is also an `Artifact`.
+        module: Class of the torch module that training uses. The weights are copied from such a
+            module.
         layers: Weights of the fused layers. Subclasses set them.
     """
 
@@ -68,29 +69,28 @@ class HeadStack(FusedStack, Head, Artifact):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load the head in a folder; see `Artifact.load`."""
+        """Load the head in a folder."""
         make_head: Any = cls  # subclasses take (module, target)
         head: Self = make_head(cls.module.load(folder, decoders), decoders["target"])
         return head
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return a head with random weights; see `Artifact.random`."""
+        """Return a head with random weights."""
         make_head: Any = cls
         head: Self = make_head(cls.module.random(decoders, seed), decoders["target"])
         return head
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Return the target's embeddings of token ids; see `Decoder`."""
+        """Return the target's embeddings of token ids."""
         return self.target.embed(ids)
 
     def norm(self, rows: Tensor) -> Tensor:
-        """Return the input of the output matrix; see `Decoder`. Without a final norm, it is
-        `rows`."""
+        """Return the final norm of `rows`, or `rows` if the head has no final norm."""
         return self._norm(rows, self._final_norm)
 
     def unembed(self, rows: Tensor) -> Tensor:
-        """Return logits, computed with the target's output matrix; see `Decoder`."""
+        """Return logits, computed with the target's output matrix."""
         return self.target.unembed(rows)
 
     @property
@@ -109,13 +109,14 @@ class HeadStack(FusedStack, Head, Artifact):
 
 
 class LayerHead(HeadStack):
-    """Decoding form of a `DraftHead`: one fused layer.
+    """Draft head of one fused layer. Its weights come from a trained `DraftHead`.
 
-    Subclasses define in `_join` how a token embedding and the features become the layer's input.
-    The head shares embedding and output matrix with the target, unless its files contain its own.
+    Subclasses implement `_join`, which combines a token embedding with features to the layer's
+    input. The head uses the target's embedding and output matrix, unless its own files contain such
+    matrices.
 
     Args:
-        module: Trained torch module. Its weights are copied.
+        module: Trained torch module. The head copies the weights of this module.
         target: Decoder that the head drafts for. The head uses its device and dtype.
 
     Attributes:
@@ -150,7 +151,7 @@ class LayerHead(HeadStack):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load the head in a folder, in any known layout; see `Artifact.load`."""
+        """Load the head from a folder, in any known checkpoint layout."""
         own, target = cls.module, decoders["target"]
         known = (own, *(head for head in get_head_classes().values() if head is not own))
         layouts = [each for head in known for each in head.layouts]
@@ -160,21 +161,23 @@ class LayerHead(HeadStack):
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return a small head with random weights; see `Artifact.random`."""
+        """Return a small head with random weights."""
         target = decoders["target"]
         return cls(cls.module.random(target, seed), target)
 
     def _read_extra_weights(self, read: LayerReader, module: DraftHead) -> None:
-        """Read tensors other than those of the layer and `fc`, and add to `weight_bytes`.
+        """Read the weights that only some heads have, such as additional norms.
 
-        Subclasses override this for norms, for example.
+        Update `weight_bytes`.
+
+        The base class reads the weights of the layer and of the matrix `fc`.
         """
 
     def _read_vocabulary(self, read: LayerReader, module: DraftHead) -> None:
-        """Read the head's own embedding and output matrix, if it has them.
+        """Read the head's own embedding and output matrix, if the head has them.
 
-        If the head has a draft vocabulary but no output matrix, copy those rows of the target's
-        matrix.
+        If the head has a draft vocabulary but no output matrix, copy the rows of the target's
+        output matrix for the ids of the draft vocabulary.
         """
         draft_ids = module.draft_ids
         self._ids = None if draft_ids is None else draft_ids.to(self.device)
@@ -190,7 +193,9 @@ class LayerHead(HeadStack):
             self.weight_bytes += self._own_output.nbytes
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Return the embeddings of token ids, from the head's own matrix if it has one."""
+        """Return the embeddings of token ids, from the head's own embedding matrix if it has
+        one.
+        """
         if self._own_embedding is None:
             return self.target.embed(ids)
         return torch.embedding(self._own_embedding, ids)
@@ -210,7 +215,7 @@ class LayerHead(HeadStack):
 
     @abstractmethod
     def _join(self, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Return the layer's input [batch * n, hidden].
+        """Combine token embeddings with features. Return the layer's input [batch * n, hidden].
 
         Args:
             tokens: Embeddings of the tokens, [batch * n, hidden].
@@ -219,14 +224,17 @@ class LayerHead(HeadStack):
 
 
 class PrefixLayerHead(LayerHead):
-    """Decoding form of a `PrefixHead`. Only its layer is fused.
+    """Draft head whose transformer layer reads only committed tokens, for decoding.
 
-    The layer runs once per step, on the target's hidden states of new committed tokens, and only
-    these enter the KV cache. For drafted tokens the torch module `steps` runs on the output at the
-    parent node. Such tokens still take a slot of the state, which is freed at the end of the step.
+    Only this layer is fused.
+
+    The layer runs once per decoding step, on the target's hidden states of new committed tokens.
+    Only committed tokens enter the KV cache. For draft tokens, the torch module `steps` runs on the
+    output of the parent node. A draft token still takes a slot of the KV cache, which is freed at
+    the end of the step.
 
     Attributes:
-        steps: The torch module, without its layer.
+        steps: The trained torch module (`PrefixHead`), without its layer.
     """
 
     module: ClassVar[type[PrefixHead]]
@@ -241,10 +249,11 @@ class PrefixLayerHead(LayerHead):
 
     @torch.inference_mode()
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """Run one draft level; see `Decoder.execute`.
+        """Run the head on committed tokens or on one level of the draft tree.
 
-        Features of the target's width belong to committed tokens and go through the layer. Wider
-        rows are this head's own output at the parents of drafted tokens.
+        The width of the features tells the two cases apart. Features of the target's width belong
+        to committed tokens and go through the layer. Wider rows are the head's own outputs for the
+        parents of draft tokens.
         """
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         assert isinstance(x, Features)
@@ -266,22 +275,21 @@ class PrefixLayerHead(LayerHead):
         return ModelOutput(self._compute_logits(out), out.hidden)
 
     def _compute_logits(self, out: HeadOutput) -> Tensor:
-        """Return the logits for the output of `steps`."""
         return self.target.unembed(out.normed)
 
     def _join(self, tokens: Tensor, rows: Tensor) -> Tensor:
         return rows.clone()  # the layer adds its output to this tensor in place
 
     def _run_layer(self, *args: Any) -> Tensor:
-        """Return the output of the layer after its norm."""
+        """Return the normed output of the layer."""
         return self._norm(super()._run_layer(*args), self._layer_norm)
 
 
 def _read_output_rows(target: Decoder, ids: Tensor) -> Tensor:
     """Return the rows [len(ids), hidden] of the target's output matrix for `ids`.
 
-    The matrix may be quantized or split, so its rows are computed: the logits of the unit vectors
-    are its columns.
+    The matrix may be quantized or split over devices. The target therefore computes the logits of
+    unit vectors, which are the columns of the matrix.
     """
     unit = torch.eye(target.hidden_size, dtype=target.dtype, device=target.device)
     blocks = [target.unembed(block)[:, ids] for block in torch.split(unit, ROWS_AT_ONCE)]

@@ -1,20 +1,20 @@
-"""Checkpoint layouts of draft heads: recognition of a layout, and renaming of its tensors.
+"""Checkpoint layouts of draft heads: find the layout of a checkpoint and rename its tensors.
 
-Each project stores draft heads under other tensor names. A `Layout` maps the names of one project
-to specbench's names; the layouts are defined in the `head.py` of each method. A `LoadedHead`
-contains one transformer layer and the tensors around it, under these names:
+Each project stores draft heads under different tensor names. A `Layout` maps the names of one
+project to specbench's names. Each method defines its layouts in its `head.py`. A `LoadedHead`
+contains one transformer layer and some tensors outside this layer. specbench uses these names:
 
 * `layer.*`: the layer, with transformers' names for Llama;
 * `enorm`, `hnorm`: norms of the token embedding and of the features, before they are concatenated;
 * `fc_norm`, `fc`: norm of the concatenated features, and the matrix that projects the input to the
   layer's width;
-* `norm`, `lm_head`, `embed_tokens`: final norm, output matrix and embedding, if the head has its
-  own;
-* `d2t`, `t2d`: draft vocabulary, as offsets to the target's ids and as a mask over them.
+* `norm`, `lm_head`, `embed_tokens`: final norm, output matrix and embedding, if the head does not
+  use the target's;
+* `d2t`, `t2d`: draft vocabulary, as offsets to the target's ids and as a mask over these ids.
 
-The mapped projects are github.com/SafeAILab/EAGLE, vllm-project/speculators, sgl-project/SpecForge
-and XiaomiMiMo/MiMo. The layers inside checkpoints of Qwen3-Next, DeepSeek and GLM have the names
-that vllm-project/vllm expects.
+The layouts of these projects are known: github.com/SafeAILab/EAGLE, vllm-project/speculators,
+sgl-project/SpecForge and XiaomiMiMo/MiMo. MTP layers inside the checkpoints of Qwen3-Next, DeepSeek
+and GLM have the names that vllm-project/vllm expects.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ matrix."""
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Layout in which a project stores draft heads.
+    """Checkpoint layout in which a project stores draft heads.
 
     Attributes:
-        kind: Kind of the head (`Artifact.kind`).
+        kind: Kind of the head, such as "eagle3".
         name: Name of the layout in messages.
-        pattern: Regular expression. A checkpoint has this layout if it matches a tensor name, and
-            `excludes` matches none.
+        pattern: Regular expression. A checkpoint has this layout if `pattern` matches a tensor name
+            and `excludes` matches no tensor name.
         renames: Map from prefixes of stored names to specbench's names. The longest matching prefix
-            is used. `{n}` stands for the layer number that the groups of `pattern` matched.
-        excludes: Regular expression; see `pattern`.
+            is used. `{n}` stands for the layer number, which a group of `pattern` captures.
+        excludes: Regular expression for tensor names that this layout never contains.
         in_target: Whether the head is stored inside the target's checkpoint.
-        hidden_first: True if `fc` reads [features, embedding], False for [embedding, features].
-        norms_minus_one: Whether norm weights are stored minus one.
+        hidden_first: Order of the concatenated input of the matrix `fc`: True for [features,
+            embedding], False for [embedding, features].
+        norms_minus_one: Whether the files store norm weights w as w - 1.
         required: Required tensors besides those of the layer, by specbench's names.
     """
 
@@ -73,7 +74,7 @@ DRAFT_VOCABULARY = {"d2t": "d2t", "t2d": "t2d"}
 
 
 def add_prefix(prefix: str, renames: Mapping[str, str]) -> dict[str, str]:
-    """Return the renames with a prefix before each stored name."""
+    """Return a copy of `renames` with a prefix before each stored tensor name."""
     return {prefix + stored_name: own_name for stored_name, own_name in renames.items()}
 
 
@@ -106,7 +107,8 @@ _UNSUPPORTED = {
 def find_layout(
     folder: Path, names: Mapping[str, Tensor], layouts: Sequence[Layout]
 ) -> tuple[Layout, str]:
-    """Return the layout of a checkpoint, and the layer number in its tensor names or "".
+    """Return the layout of a checkpoint and the layer number in its tensor names ("" if they have
+    none).
 
     Raises:
         EnvironmentFault: The layout is unknown.
@@ -130,10 +132,10 @@ def _number(digits: str) -> int:
 def rename_tensors(
     folder: Path, layout: Layout, layer_number: str, weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the tensors of a head under specbench's names.
+    """Return the tensors of a checkpoint under specbench's names.
 
     Args:
-        layer_number: See `find_layout`.
+        layer_number: Layer number in the tensor names, as text.
         weights: Tensors of the checkpoint.
 
     Raises:
@@ -173,7 +175,9 @@ def rename_tensors(
 
 
 def to_stored_names(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a head under the names of a layout. This inverts `rename_tensors`."""
+    """Return the tensors of a head under the names of a layout (the inverse of
+    `rename_tensors`).
+    """
     stored_name = {
         own_name: name for name, own_name in layout.renames.items() if own_name != DROPPED
     }

@@ -1,11 +1,11 @@
-"""Base classes of draft heads as torch modules, which training uses.
+"""Base classes of draft heads for training. Each head is a torch module.
 
-At position t of a text (slot t), a head reads the target's features of token x_t and the token
-x_{t+1}, and predicts x_{t+2} (as in EAGLE). At later draft steps it reads its own output in place
-of features, because the target has not processed the draft tokens. Training runs such steps too.
+At position t of a text, a head reads the target's features of token x_t and the embedding of token
+x_{t+1}. It predicts x_{t+2}, as in EAGLE. At later draft steps, the target has no features for the
+draft tokens, so the head reads its own output instead. Training runs such later steps too.
 
-For decoding, `layer.LayerHead` fuses the weights of a module, and `unfused.UnfusedHead` runs the
-module itself.
+For decoding, `methods/_heads/layer.py` copies the weights of a module to fused layers.
+`methods/_heads/unfused.py` runs the module itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class HeadOutput(NamedTuple):
 
     Attributes:
         hidden: Input of the next draft step, in place of the target's features.
-        normed: Input of the output matrix, which maps it to logits.
+        normed: Normed hidden states. The output matrix maps them to logits.
     """
 
     hidden: Tensor
@@ -49,28 +49,31 @@ class HeadOutput(NamedTuple):
 class DraftHead(nn.Module, ABC):
     """Draft head with one Llama layer, as a torch module.
 
-    Its tensors have the names that the module `layouts` lists. Every head has `layer`. `lm_head`
-    and `embed_tokens` are None if the head uses the target's matrices.
+    `methods/_heads/layouts.py` lists the tensor names. Every head has the submodule `layer`.
+    `lm_head` and `embed_tokens` are None if the head uses the target's matrices.
 
     Args:
         shape: Sizes of the layer.
         rope: Settings of the rotary embedding.
         tensor_names: Names of the tensors in the checkpoint. They decide which optional tensors the
             module has, such as biases.
-        own: Draft vocabulary. None means all ids, with the target's matrices.
+        own: Draft vocabulary. With None, the head drafts all token ids and uses the target's
+            embedding and output matrix.
 
     Attributes:
-        kind: Name of the kind of head, such as "eagle3". It is a key of `heads` in aliases.yaml.
+        kind: Kind of the head, such as "eagle3". aliases.yaml lists published heads under this
+            name.
         layouts: Known checkpoint layouts. Training writes the first one.
         config: Entries that training adds to config.json.
         recipe: Training recipe.
-        captured_layers: Target layers whose hidden states are concatenated to features, or
-            `NORMED`.
-        hidden_first: True if `fc` reads [features, embedding], False for [embedding, features].
+        captured_layers: Target layers whose hidden states are concatenated to the features.
+            `NORMED` stands for the target's last hidden states after the final norm.
+        hidden_first: Order of the concatenated input of the matrix `fc`: True for [features,
+            embedding], False for [embedding, features].
         levels: Maximum number of draft steps. None means no limit.
-        draft_ids: Target ids that the head can draft, [r]. None means all.
-        mask: Token id of the mask that takes the place of draft tokens, in heads that draft all
-            tokens in one forward. None in other heads.
+        draft_ids: Target ids that the head can draft, [r]. None means all ids.
+        mask: Token id of the mask token, for heads that draft all tokens in one forward. None for
+            other heads.
     """
 
     kind: ClassVar[str]
@@ -118,7 +121,7 @@ class DraftHead(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: HeadInput) -> HeadOutput:
-        """Run one draft step, and add its keys and values to `x.past`."""
+        """Run one draft step. Add the keys and values of its input to `x.past`."""
 
     @classmethod
     def choose_layers(cls, _n_layers: int) -> tuple[int, ...]:
@@ -137,10 +140,10 @@ class DraftHead(nn.Module, ABC):
                 nn.init.normal_(module.weight, std=std)
 
     def linear_input(self, _embedded: Tensor, _features: Tensor) -> Tensor | None:
-        """Return the input for a linear map that predicts the input of the output matrix.
+        """Return the input of a linear map that approximates the head, or None.
 
-        Training fits the map, and passes it to `init_from_linear` as initial weights. None means
-        that the head is initialised by `init_weights`.
+        Training fits the map by least squares. It passes the map to `init_from_linear`, which sets
+        the initial weights. With None, `init_weights` draws the initial weights.
 
         Args:
             _embedded: Token embeddings, [n, width].
@@ -149,7 +152,9 @@ class DraftHead(nn.Module, ABC):
         return None
 
     def init_from_linear(self, _found: Tensor, _norm: Tensor) -> None:
-        """Initialise `fc` from a fitted linear map, and the layer such that it adds nothing.
+        """Initialise the matrix `fc` from a fitted linear map.
+
+        Initialise the layer so that it returns its input unchanged.
 
         Args:
             _found: Linear map from the output of `linear_input`, [input width, width].
@@ -159,10 +164,11 @@ class DraftHead(nn.Module, ABC):
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
-        """Return constructor arguments in addition to shape, rope and tensor names.
+        """Return further constructor arguments besides `shape`, `rope` and `tensor_names`.
 
         Raises:
-            EnvironmentFault: The shape of `fc` does not match the hidden size of the target.
+            EnvironmentFault: The shape of the matrix `fc` does not match the hidden size of the
+                target.
         """
         found, width = tuple(files.tensors["fc.weight"].shape), target.hidden_size
         if found != (width, 2 * width):
@@ -173,7 +179,7 @@ class DraftHead(nn.Module, ABC):
 
     @classmethod
     def new_small(cls, shape: HeadShape, target: Decoder) -> Self:
-        """Return a head of this shape for audits. The caller sets random weights."""
+        """Return a small head for audits. The caller sets its random weights."""
         return cls(shape, {})
 
     # ---- methods that all kinds of heads share ---------------------------------------------------
@@ -224,8 +230,7 @@ class DraftHead(nn.Module, ABC):
     @classmethod
     @torch.no_grad()
     def random(cls, target: Decoder, seed: int = 0) -> Self:
-        """Return a head with random weights, the target's hidden size and one small attention
-        head."""
+        """Return a random head with the target's hidden size and one small attention head."""
         width, generator = target.hidden_size, torch.Generator().manual_seed(seed)
         with torch.device("meta"):
             head = cls.new_small(HeadShape(width, 2 * width, 1, 1, RANDOM_HEAD_DIM), target)
@@ -253,10 +258,10 @@ class DraftHead(nn.Module, ABC):
 
 
 class JoinedHead(DraftHead):
-    """Head that does the same in every draft step, such as EAGLE, EAGLE-3 and MTP.
+    """Draft head that computes the same in every draft step, such as EAGLE, EAGLE-3 and MTP.
 
-    `join` combines a token's embedding with the features of the previous token, the layer reads the
-    result, and `make_output` computes the output.
+    `join` combines a token's embedding with the features of the previous token. The layer reads the
+    result. `make_output` computes the output of the draft step from the output of the layer.
     """
 
     @abstractmethod
@@ -270,10 +275,10 @@ class JoinedHead(DraftHead):
 
     @abstractmethod
     def make_output(self, rows: Tensor) -> HeadOutput:
-        """Return the output of the step, from the output of the layer."""
+        """Return the output of the draft step, computed from the output `rows` of the layer."""
 
     def forward(self, x: HeadInput) -> HeadOutput:
-        """Run one draft step; see `DraftHead.forward`."""
+        """Run one draft step."""
         layer, places, past = self.layer, x.positions, x.past
         rows, residual = self.join(x.embedded, x.features)
         key_values = layer.self_attn.project_kv(rows, places)
@@ -287,10 +292,12 @@ class JoinedHead(DraftHead):
 
 
 class ParallelHead(nn.Module, ABC):
-    """Head that drafts all tokens in one forward, as a torch module. PARD and DFlash use it.
+    """Draft head that drafts all tokens in one forward, as a torch module. PARD and DFlash use it.
 
     Attributes:
-        kind, recipe, captured_layers: See `DraftHead`.
+        kind: Kind of the head, such as "pard".
+        recipe: Training recipe.
+        captured_layers: Target layers whose hidden states the head reads.
     """
 
     kind: ClassVar[str]
@@ -309,7 +316,7 @@ class ParallelHead(nn.Module, ABC):
 
     @property
     def weight_bytes(self) -> int:
-        """Size of the weights in bytes. `Artifact` requires it of subclasses that are artifacts."""
+        """Size of the weights in bytes."""
         return sum(part.nbytes for part in self.parameters())
 
     @abstractmethod
@@ -324,22 +331,24 @@ class ParallelHead(nn.Module, ABC):
     def draft(
         self, target: Any, ids: Tensor, read: Any, slots: Tensor, steps: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield logits [sequences, m, vocab] and their slots [sequences, m], for each draft token.
+        """Yield one pair per draft token: logits [sequences, m, vocab] and slots [sequences, m].
 
-        From slot t, draft token k (counted from 1) predicts token t + 1 + k of the text. It depends
-        on the tokens up to t + 1 and the target's features up to t.
+        A slot is a position t of the text from which the head drafts. Draft token k (k = 1, 2, ...)
+        predicts token t + 1 + k of the text. It depends on the tokens up to t + 1 and on the
+        target's features up to t.
 
         Args:
             target: transformers' module of the target. It is frozen.
             ids: Token ids of the text, [sequences, n].
-            read: Output of the target for these ids (`TargetOutput` in the training code).
-            slots: Positions to draft from, [sequences, slots]. A head may use some of them only.
+            read: Output of the target for `ids`, a `TargetOutput`.
+            slots: Positions to draft from, [sequences, slots]. A head may use only some of them.
             steps: Number of draft tokens.
         """
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Write model.safetensors, in fp16, and config.json, with `facts` under
-        "specbench"."""
+        """Write model.safetensors (in fp16) and config.json. config.json contains `facts` under the
+        key "specbench".
+        """
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: each.half().cpu().contiguous() for name, each in self.tensors().items()}
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -353,7 +362,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @torch.no_grad()
 def randomize(module: Module, seed: int) -> Module:
-    """Set random matrices in a module, for audits, and return the module."""
+    """Set the matrices of a module to random values, for audits. Return the module."""
     generator = torch.Generator().manual_seed(seed)
     for part in module.requires_grad_(False).parameters():
         if part.dim() == 2:
@@ -362,7 +371,7 @@ def randomize(module: Module, seed: int) -> Module:
 
 
 def load_module(make: Callable[[], Module], files: LoadedHead, kind: str) -> Module:
-    """Return a module with the tensors of `files`, which have the names of the module's tensors.
+    """Create a module and copy the tensors of `files` into it. Tensor names must be equal.
 
     Args:
         make: Function that creates the module.
@@ -381,14 +390,17 @@ def load_module(make: Callable[[], Module], files: LoadedHead, kind: str) -> Mod
 
 
 class PrefixHead(JoinedHead):
-    """Head whose layer reads the target's hidden states of the text (the prefix), and no tokens.
+    """Draft head whose layer reads only the target's hidden states, and no draft tokens.
 
-    The layer is the prefix attention of Hydra++ or the augmenting block of Clover. `step` drafts
-    from its output and the tokens of the path.
+    The layer is the prefix attention of Hydra++ or the augmenting block of Clover. It runs on the
+    committed text. `step` then drafts from the layer's output and the draft tokens so far.
     """
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules; see `DraftHead.build`."""
+        """Create the submodules of the head.
+
+        The constructor of the base class calls this method.
+        """
         self.layer = LlamaLayer(
             self.shape.hidden_size, self.shape, self.rope, tensor_names, normed=True
         )
@@ -396,16 +408,16 @@ class PrefixHead(JoinedHead):
 
     @abstractmethod
     def step(self, embedded: Tensor, rows: Tensor) -> HeadOutput:
-        """Return the output for tokens whose parents have the output `rows`.
+        """Run one draft step. Return the output for the next draft tokens.
 
         Args:
-            embedded: Embeddings of the tokens, [..., width].
-            rows: At the first level the output of the layer, [..., width]. At later levels
-                `HeadOutput.hidden` of the parent, which is wider.
+            embedded: Embeddings of the last drafted or committed tokens, [..., width].
+            rows: In the first draft step, the output of the layer, [..., width]. In later steps,
+                `HeadOutput.hidden` of the previous step, which is wider.
         """
 
     def init_weights(self, std: float) -> None:
-        """Initialise the layer such that it returns its input before training."""
+        """Initialise the layer so that it returns its input unchanged before training."""
         for module in self.layer.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=module.in_features**-0.5)
@@ -413,43 +425,53 @@ class PrefixHead(JoinedHead):
             nn.init.zeros_(last.weight)
 
     def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features without the embeddings; see `JoinedHead.join`."""
+        """Return the features. The layer does not read the token embeddings."""
         assert self.layer.input_layernorm is not None
         return self.layer.input_layernorm(features), features
 
     def make_output(self, rows: Tensor) -> HeadOutput:
-        """Return the output of the layer after its norm."""
+        """Return the normed output of the layer."""
         normed = self.norm(rows)
         return HeadOutput(normed, normed)
 
     def forward(self, x: HeadInput) -> HeadOutput:
-        """Run one draft step. Only the first one runs the layer, and adds to `x.past`."""
+        """Run one draft step. Only the first draft step runs the layer and adds keys and values to
+        `x.past`.
+        """
         if x.slots is None:
             return self.step(x.embedded, x.features)
         return self.step(gather_slots(x.embedded, x.slots), super().forward(x).hidden)
 
 
 def _random_matrix(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a random matrix of the shape of `like`, whose output has the magnitude of its
-    input."""
+    """Return a random matrix with the shape of `like`.
+
+    Its output has about the magnitude of its input.
+    """
     random_tensors = torch.randn(like.shape, generator=generator)
     return random_tensors.div_(math.sqrt(like.shape[1]))
 
 
 @cache
 def get_head_classes() -> Mapping[str, type[DraftHead]]:
-    """Return all subclasses of `DraftHead` in `methods/*/head.py`, by kind."""
+    """Return all `DraftHead` subclasses in `methods/*/head.py`.
+
+    The key is the kind, such as "eagle3".
+    """
     return {kind.kind: kind for kind in _find_head_classes() if issubclass(kind, DraftHead)}
 
 
 @cache
 def get_parallel_head_classes() -> Mapping[str, type[ParallelHead]]:
-    """Return all subclasses of `ParallelHead` in `methods/*/head.py`, by kind."""
+    """Return all `ParallelHead` subclasses in `methods/*/head.py`.
+
+    The key is the kind, such as "pard".
+    """
     return {kind.kind: kind for kind in _find_head_classes() if issubclass(kind, ParallelHead)}
 
 
 def _find_head_classes() -> list[type]:
-    """Return all classes in `methods/*/head.py` that are not abstract."""
+    """Return all concrete classes in `methods/*/head.py`."""
     files = sorted(Path(__file__).parents[1].glob("*/head.py"))
     homes = [import_module(f"methods.{file.parent.name}.head") for file in files]
     found = [each for home in homes for each in vars(home).values()]

@@ -1,4 +1,4 @@
-"""Training recipes of draft heads, as `specbench train` uses them: sizes, updates and losses."""
+"""Training recipes of draft heads for `specbench train`: sizes, number of updates and losses."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ class Objective:
     """Training loss of a head: a weighted mean of the losses of its draft steps.
 
     Attributes:
-        steps: Number of draft steps. From the second on, the head reads its own output.
-        decay: The weight of step k is decay^k.
-        ce: Weight of the cross-entropy with the target's distribution at temperature 1.
+        steps: Number of draft steps. From the second step on, the head reads its own output instead
+            of the target's features.
+        decay: Draft step k = 0, 1, ... has weight decay^k.
+        ce: Weight of the cross-entropy against the target's distribution at temperature 1.
         feature: Weight of the smooth L1 distance to the target's features before the output matrix.
         noise: Width of the uniform noise that is added to the input features, as in EAGLE.
         text_labels: Whether the labels of the cross-entropy are the tokens of the text, instead of
@@ -35,22 +36,22 @@ class Objective:
 def parallel_losses(steps: int) -> dict[str, Objective]:
     """Return the losses of a head that drafts `steps` tokens in one forward.
 
-    The labels of the `paper` loss are the tokens of the text. Those of `ttt` are the target's
-    distributions.
+    Both losses are cross-entropies. The loss `paper` uses the tokens of the text as labels. The
+    loss `ttt` uses the target's distributions.
     """
     return {"paper": Objective(steps, text_labels=True), "ttt": Objective(steps)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRecipe:
-    """Training recipe of a head for one of the small targets that specbench contains.
+    """Training recipe of a draft head for the small target models that specbench includes.
 
-    Hidden size and attention heads are those of the target.
+    The draft head has the hidden size and the attention heads of the target.
 
     Attributes:
-        corpus_updates: Number of updates on the generated corpus, whose texts never repeat.
-        reply_updates: Number of updates after these, on text that the target generated. In
-            decoding, the head predicts such text.
+        corpus_updates: Number of updates on synthetic text. Each update uses new text.
+        reply_updates: Number of further updates on text that the target generated. Such text is
+            what the head predicts in decoding.
         sequences: Number of sequences of 512 tokens per update.
         losses: Losses by name. `paper` is the published loss. `ttt` uses several draft steps
             (EAGLE-3's training-time test), and the target's distributions as labels.
@@ -74,10 +75,10 @@ class TargetStatistics:
     """Statistics of the target that the training of a head uses.
 
     Attributes:
-        frequent_ids: Function from n to the n most frequent token ids of the target's answers, in
-            ascending order. For None it returns all ids.
-        row_scale: Function from layer numbers to the approximate magnitude of the hidden states
-            after these layers, [layers * width].
+        frequent_ids: Function that takes n and returns the n most frequent token ids of the
+            target's answers, in ascending order. With None it returns all ids.
+        row_scale: Function that takes layer numbers and returns the approximate magnitude of the
+            hidden states after these layers, [layers * width].
     """
 
     n_layers: int
@@ -86,6 +87,6 @@ class TargetStatistics:
     row_scale: Callable[[tuple[int, ...]], Tensor]
 
     def choose_vocabulary(self, n: int | None) -> HeadVocabulary:
-        """Return the draft vocabulary of the n most frequent ids."""
+        """Return the draft vocabulary of the n most frequent token ids."""
         ids = self.frequent_ids(n)
         return HeadVocabulary(self.vocab_size, None if len(ids) == self.vocab_size else ids)

@@ -1,7 +1,8 @@
 """Llama layer of a draft head, for training.
 
-Training drafts at many positions of a text at once. Such a position is called a slot. Each slot has
-its own draft: it attends to the text up to its position, and to its own draft tokens.
+Training drafts from many positions of a text in one forward. Such a position is called a slot. Each
+slot has its own draft tokens. Each draft token attends to the text up to the slot's position, and
+to earlier draft tokens of the same slot.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from specbench_cli.api import RotaryEmbedding
 
 @dataclass
 class PastKeyValues:
-    """Keys and values that slots attend to: those of the text, and those of each slot's own draft.
+    """Keys and values that slots attend to: of the text, and of each slot's own draft tokens.
 
     Attributes:
         mask: True where a slot attends to a position of the text, [sequences, 1, slots, length].
@@ -35,19 +36,21 @@ class PastKeyValues:
 
 
 class HeadInput(NamedTuple):
-    """Input of one draft step of a head.
+    """Input of one draft step of a draft head, in training.
 
-    The input of the first step is the whole text. The input of a later step is one token per slot.
+    A slot is a position of the text to draft from. The input of the first step is the whole text.
+    The input of a later step is one draft token per slot.
 
     Attributes:
-        embedded: Token embeddings, [sequences, n, width]. Token i is the one after features i.
+        embedded: Token embeddings, [sequences, n, width]. Token i follows the position of features
+            i.
         features: First step: the target's features, as `DraftHead.project_features` returns them.
             Later steps: `HeadOutput.hidden` of the previous step.
-        positions: Positions of the features in their sequences, [sequences, n]. They increase by
-            one with every later step.
-        past: Keys and values that the slots attend to. The step adds those of its own input.
-        slots: First step: positions of the text to draft from, [sequences, slots]. Later steps:
-            None.
+        positions: Positions of the features in their sequences, [sequences, n]. Each later step
+            increases them by one.
+        past: Keys and values that the slots attend to. The step adds the keys and values of its own
+            input.
+        slots: First step: the slots, [sequences, slots]. Later steps: None.
     """
 
     embedded: Tensor
@@ -73,18 +76,19 @@ class RmsNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Llama's attention, from slots to the text and to their own draft tokens.
+    """Llama's attention over the text and over the draft tokens of the same slot.
 
-    A slot never attends to draft tokens of another slot. Attention to the text is one matrix
-    product. Each draft step adds one dot product per slot (EAGLE-3's training-time test,
-    arXiv:2503.01840), so no mask over draft tokens is needed.
+    A slot is a position of the text to draft from. A slot never attends to draft tokens of another
+    slot. Attention to the text is one matrix product. Each draft step adds one dot product per
+    slot, so no mask over draft tokens is needed. EAGLE-3's training-time test does the same
+    (arXiv:2503.01840).
 
     Args:
         input_width: Width of the input.
         shape: Sizes of the layer.
         rope: Settings of the rotary embedding.
-        tensor_names: Names of the tensors in the checkpoint. They decide about biases and the norms
-            of queries and keys.
+        tensor_names: Names of the tensors in the checkpoint. They determine whether the attention
+            has biases and norms of queries and keys.
     """
 
     def __init__(
@@ -186,8 +190,10 @@ class LlamaLayer(nn.Module):
         input_width: Width of the input of the attention.
         shape: Sizes of the layer.
         rope: Settings of the rotary embedding.
-        tensor_names: Names of the tensors in the checkpoint; see `Attention`.
-        normed: Whether the attention has an input norm. Some heads norm its input themselves.
+        tensor_names: Names of the tensors in the checkpoint; they determine which optional tensors
+            exist.
+        normed: Whether the attention has an input norm. Some heads apply a norm to this input
+            themselves.
     """
 
     def __init__(
@@ -212,14 +218,19 @@ class LlamaLayer(nn.Module):
         return normed
 
     def add_residuals(self, rows: Tensor, attended: Tensor) -> Tensor:
-        """Return the output of the layer, from its input and the output of its attention."""
+        """Return the output of the layer.
+
+        `rows` is its input, and `attended` is the output of its attention.
+        """
         rows = rows + attended
         output: Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
         return output
 
     @torch.no_grad()
     def zero_outputs(self) -> None:
-        """Zero the output matrices, so that the layer adds nothing until it is trained."""
+        """Set the output matrices to zero, so that the layer returns its input unchanged before
+        training.
+        """
         self.self_attn.o_proj.weight.zero_()
         self.mlp.down_proj.weight.zero_()
 

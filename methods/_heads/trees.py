@@ -1,7 +1,7 @@
 """Static draft trees of Medusa, Hydra, Hydra++ and Falcon.
 
-A static tree has the same shape in every step. Each node is written as the ranks on its path: (0,
-2) is the third most likely child of the root's most likely child.
+A static tree has the same shape in every decoding step. A node is written as the ranks on its path,
+counted from 0. For example, (0, 2) is the third most likely child of the root's most likely child.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ the best tree of n nodes, and parents come before their children.
 
 
 class TreeParams(MethodParams):
-    """Parameters of a static tree."""
+    """Parameters of a static draft tree."""
 
     tree: Literal["likeliest", "mc_sim_7b_63"] = Field(
         "likeliest",
@@ -47,8 +47,9 @@ def static_tree(
     """Return the static tree with this name.
 
     Args:
-        tree: "likeliest" for the tree from `best_tree`; any other name for the published tree.
-        nodes: Maximum number of nodes. Of the published tree, the first nodes are kept.
+        tree: "likeliest" computes the tree with the highest expected number of accepted tokens. Any
+            other name selects the published tree.
+        nodes: Maximum number of nodes. The published tree is cut to its first nodes.
         depth: Maximum number of levels.
         width: Maximum number of children of a node.
         choices: Nodes of the published tree, best first.

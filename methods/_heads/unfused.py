@@ -1,7 +1,7 @@
 """Base classes of draft heads that decode with the same torch module as in training.
 
-Chimera and Falcon use them, because their first draft step differs from later ones. Heads with
-fused layers are in `layer`.
+Chimera and Falcon use these classes, because their first draft step differs from later steps.
+`methods/_heads/layer.py` contains the base classes of heads with fused layers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class TwoStepHead(DraftHead):
 
     Attributes:
         hidden_widths: Width of `HeadOutput.hidden`, in multiples of the target's hidden size.
-        lookback: Number of previous tokens of the text whose embeddings and features the
-            computation for a token needs.
+        lookback: Number of previous tokens of the text whose embeddings and features the head needs
+            for one token.
     """
 
     hidden_widths: ClassVar[int]
@@ -47,7 +47,7 @@ class TwoStepHead(DraftHead):
     def project_context(
         self, embedded: Tensor, features: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the text, for `PastKeyValues.text`.
+        """Return the keys and values of the text. Slots attend to them.
 
         Args:
             embedded: Token embeddings, [sequences, n, width].
@@ -64,7 +64,7 @@ class TwoStepHead(DraftHead):
         """Run a later draft step. `x.features` is the hidden output of the previous step."""
 
     def forward(self, x: HeadInput) -> HeadOutput:
-        """Run the first or a later draft step; see `DraftHead.forward`."""
+        """Run the first or a later draft step. A later step has no slots in its input."""
         if x.slots is None:
             return self.draft_next(x)
         x.past.text = self.project_context(x.embedded, x.features, x.positions)
@@ -72,15 +72,15 @@ class TwoStepHead(DraftHead):
 
 
 class UnfusedHead(Head, Artifact):
-    """Decoding form of a `TwoStepHead`.
+    """Draft head that decodes with the trained torch module itself (a `TwoStepHead`).
 
-    The KV cache contains committed tokens only. The keys and values of a drafted token are part of
-    its output row, which `Features` passes to its children. A forward tells the two cases apart by
-    the width of the features: rows of the target's width belong to committed tokens, and wider rows
-    are this head's own output.
+    The KV cache contains committed tokens only. The output row of a draft token contains the
+    token's keys and values. The engine passes this row to the children of the token. The width of
+    the input features tells the two cases apart. Rows of the target's width belong to committed
+    tokens. Wider rows are this head's own output.
 
-    The state has two layers. Layer 0 contains the keys and values of the committed tokens. Layer 1
-    contains the inputs of the head: embeddings in place of keys, features in place of values.
+    The KV cache has two layers. Layer 0 contains the keys and values of the committed tokens. Layer
+    1 contains the inputs of the head: embeddings in place of keys, features in place of values.
 
     Args:
         module: Trained torch module. It is moved to the target's device and dtype.
@@ -102,11 +102,11 @@ class UnfusedHead(Head, Artifact):
         self._heads, self._head_dim = shape.num_attention_heads, shape.head_dim
 
     def draft_first(self, x: HeadInput) -> HeadOutput:
-        """Run the first draft step; see `TwoStepHead`. Subclasses may override it."""
+        """Run the first draft step, after the committed tokens. Subclasses may override it."""
         return self.head.draft_first(x)
 
     def draft_next(self, x: HeadInput) -> HeadOutput:
-        """Run a later draft step for all nodes of a level; see `TwoStepHead`.
+        """Run a later draft step, for all nodes of one level of the draft tree.
 
         `x.positions` are the positions of the parents' features.
         """
@@ -114,7 +114,7 @@ class UnfusedHead(Head, Artifact):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load the head in a folder; see `Artifact.load`."""
+        """Load the head in a folder."""
         target = decoders["target"]
         files = read_head(folder, cls.kind, cls.module.layouts)
         files.check_target(target)
@@ -131,12 +131,15 @@ class UnfusedHead(Head, Artifact):
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return a head with random weights; see `Artifact.random`."""
+        """Return a head with random weights."""
         target = decoders["target"]
         return cls(cls.module.random(target, seed), target)
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> State:
-        """Return an empty state; see the class for its two layers."""
+        """Return an empty KV cache.
+
+        Layer 0 contains keys and values, layer 1 the inputs of the head.
+        """
         shapes = [
             LayerShape(self._heads, self._head_dim, self._head_dim),
             LayerShape(1, self.hidden_size, self.hidden_size),
@@ -145,10 +148,10 @@ class UnfusedHead(Head, Artifact):
 
     @torch.inference_mode()
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """Run one draft level for one sequence; see `Decoder.execute`.
+        """Run the head on committed tokens or on one level of the draft tree, for one sequence.
 
-        Positions and mask of drafted tokens are ignored, because the parents' output rows contain
-        what they attend to.
+        The positions and the mask of draft tokens are ignored. The output row of a parent contains
+        all keys and values that its children attend to.
         """
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         assert isinstance(x, Features)
@@ -182,7 +185,7 @@ class UnfusedHead(Head, Artifact):
         return scatter_logits(logits.index_select(-1, draft_ids), draft_ids, logits.shape[-1])
 
     def _write(self, state: KVState, embedded: Tensor, features: Tensor) -> None:
-        """Add committed tokens to both layers of the state."""
+        """Add committed tokens to both layers of the KV cache."""
         n, first = embedded.shape[1], state.length()
         state.require(first, n)
         new = slice(first, first + n)
@@ -194,7 +197,7 @@ class UnfusedHead(Head, Artifact):
     def _read(self, state: KVState, since: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return embeddings [1, n, width], features [1, n, width] and positions [1, n].
 
-        They start `lookback` tokens before position `since`.
+        The first row is `lookback` tokens before position `since`.
         """
         rows = slice(max(0, since - self.head.lookback), state.length())
         embedded, features = state.keys(1)[:, 0, rows], state.values(1)[:, 0, rows]
@@ -206,8 +209,11 @@ class UnfusedHead(Head, Artifact):
     def _draft_on(
         self, embedded: Tensor, rows: Tensor, state: KVState
     ) -> tuple[HeadOutput, PastKeyValues]:
-        """Run a later draft step. Each of `rows` is a parent's output row, which contains its
-        `HeadOutput.hidden`, and keys and values of all draft tokens on its path."""
+        """Run a later draft step.
+
+        Each row of `rows` is the output row of a parent. It contains the parent's
+        `HeadOutput.hidden`, and the keys and values of all draft tokens on its path.
+        """
         n, size, own = rows.shape[1], state.length(), self.head.hidden_widths * self.hidden_size
         parts = rows[..., own:].unflatten(-1, (-1, self._heads, self._head_dim))
         pairs = [part.transpose(1, 2) for part in parts.unbind(2)]

@@ -1,7 +1,8 @@
-"""Draft vocabulary of a head: the token ids that it can draft, often a subset of the target's.
+"""Draft vocabulary of a head: the token ids that the head can draft, often a subset of the
+target's.
 
-Files contain it as offsets to the target's ids (`d2t`) or as a mask over them (`t2d`), as in
-EAGLE-3.
+A checkpoint stores the draft vocabulary as offsets to the target's ids (`d2t`) or as a mask over
+these ids (`t2d`), as in EAGLE-3.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from specbench_cli.api import Decoder, output_id_tensors, read_output_ids
 
 @dataclass(frozen=True)
 class HeadVocabulary:
-    """Token ids that a head can draft, and whether it has its own embedding and output matrix.
+    """Token ids that a head can draft, and whether the head has its own embedding and output
+    matrix.
 
     Attributes:
         size: Number of token ids of the target.
-        ids: Target ids that the head can draft, [r], in the order of its output. None means all.
+        ids: Target ids that the head can draft, [r], in the order of its output. None means all
+            ids.
         embedding_rows: Number of rows of the head's own embedding. None if the head uses the
             target's embedding.
         has_output_matrix: Whether the head has its own output matrix.
@@ -46,12 +49,14 @@ class HeadVocabulary:
         return cls(target.vocab_size, draft_ids, embeds, "lm_head.weight" in files.tensors)
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors to store, `d2t` and `t2d`. The result is empty if all ids are used."""
+        """Return the draft vocabulary as tensors `d2t` and `t2d`, or no tensors if all ids are
+        used.
+        """
         return {} if self.ids is None else output_id_tensors(self.ids, self.size)
 
 
 def _read_ids(files: LoadedHead, target: Decoder) -> Tensor | None:
-    """Return the target ids that the head can draft, [r], or None for all.
+    """Return the target ids that the head can draft, [r], or None if the head can draft all ids.
 
     Raises:
         EnvironmentFault: The vocabulary does not match the target's, or d2t and t2d disagree.
@@ -68,7 +73,9 @@ def _read_ids(files: LoadedHead, target: Decoder) -> Tensor | None:
 
 
 def _read_own_embedding(files: LoadedHead, target: Decoder) -> Tensor | None:
-    """Return the head's own embedding, or None if it has none or a copy of the target's.
+    """Return the head's own embedding.
+
+    Return None if the head has none, or an exact copy of the target's.
 
     Raises:
         EnvironmentFault: The head has no embedding, and its hidden size is not the target's.

@@ -1,1 +1,1 @@
-"""Chimera: the method and its head."""
+"""Chimera: the decoding method and its draft head."""

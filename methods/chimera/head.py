@@ -11,9 +11,9 @@ token, and z_2, z_3, ... to the tokens drafted after it. Attention is causal. He
 next token from [H_n, o_i], where o_i is the output of the layer at z_i.
 
 In the authors' code, head i is a matrix U_i [vocab, 2 * width], which starts as two copies of the
-target's output matrix. Here it is U M_i, with the target's output matrix U and M_i [width,
-2 * width]. M_i starts such that the head reads only H_n. Their code also adds the input of SiLU to
-its output; this implementation follows the paper.
+target's output matrix. Here it is U M_i, with the target's output matrix U and a trained matrix M_i
+[width, 2 * width]. M_i is initialised so that the head reads only H_n. The authors' code also adds
+the input of SiLU to the output of SiLU. This implementation follows the paper and does not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ LEVELS = 3
 
 
 class Chimera(TwoStepHead):
-    """Chimera's draft model as a torch module. `fc` is W_1, `last` is W_2, `mixed` are the M_i."""
+    """Chimera's draft model as a torch module, for training.
+
+    The module docstring defines the symbols: `fc` is W_1, `last` is W_2, and `mixed` are the M_i.
+    """
 
     kind: ClassVar[str] = "chimera"
     layouts: ClassVar[tuple[Layout, ...]] = (
@@ -71,7 +74,10 @@ class Chimera(TwoStepHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules; see `DraftHead.build`."""
+        """Create the submodules of the head.
+
+        The constructor of the base class calls this method.
+        """
         width = self.shape.hidden_size
         self.fc = nn.Linear(3 * width, width, bias=False)
         self.last = nn.Linear(width, width, bias=False)
@@ -79,7 +85,7 @@ class Chimera(TwoStepHead):
         self.mixed = nn.ModuleList(nn.Linear(2 * width, width, bias=False) for _ in range(LEVELS))
 
     def init_weights(self, std: float) -> None:
-        """Initialise each head such that it predicts the target's next token before training."""
+        """Initialise each head so that it repeats the target's prediction before training."""
         super().init_weights(std)
         for head in self.mixed:
             assert isinstance(head, nn.Linear)
@@ -87,19 +93,19 @@ class Chimera(TwoStepHead):
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
-        """Return the draft vocabulary as constructor argument; see `DraftHead`."""
+        """Return the draft vocabulary as constructor argument."""
         return {"own": HeadVocabulary.from_files(files, target)}
 
     def project_context(
         self, embedded: Tensor, features: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the full context H; see `TwoStepHead`."""
+        """Return keys and values of the full context H, the target's last hidden states."""
         return self.layer.self_attn.project_kv(self._normed(features), positions)
 
     def concatenate_trigrams(self, embedded: Tensor, positions: Tensor) -> Tensor:
         """Return the last three embeddings at each position, [sequences, n, 3 * width].
 
-        The embedding of the first token takes the place of tokens before the start of the text.
+        Before the start of the text, the embedding of the first token is used.
         """
         at = torch.arange(embedded.shape[1], device=embedded.device)
         backs = [(at - positions.clamp(max=back)).clamp(min=0) for back in (2, 1)]
@@ -109,11 +115,11 @@ class Chimera(TwoStepHead):
     def draft_from_trigrams(
         self, grams: Tensor, features: Tensor, positions: Tensor, past: PastKeyValues
     ) -> HeadOutput:
-        """Run one draft step.
+        """Run one draft step. A slot is a position of the text to draft from.
 
         Args:
             grams: Embeddings of the last three tokens, [sequences, slots, 3 * width].
-            features: H_n of each slot, [sequences, slots, width].
+            features: Target's last hidden state at each slot, [sequences, slots, width].
             positions: Positions of the drafted rows.
         """
         z = self.last(silu(self.fc(grams)))
@@ -128,14 +134,17 @@ class Chimera(TwoStepHead):
         )
 
     def draft_first(self, x: HeadInput) -> HeadOutput:
-        """Run the first draft step. `HeadOutput.hidden` is H_n and the last two embeddings."""
+        """Run the first draft step.
+
+        `HeadOutput.hidden` contains the target's last hidden state and the last two embeddings.
+        """
         assert x.slots is not None
         grams = gather_slots(self.concatenate_trigrams(x.embedded, x.positions), x.slots)
         positions = x.positions.gather(1, x.slots) + 1
         return self.draft_from_trigrams(grams, gather_slots(x.features, x.slots), positions, x.past)
 
     def draft_next(self, x: HeadInput) -> HeadOutput:
-        """Run a later draft step; see `TwoStepHead`."""
+        """Run a later draft step."""
         width = x.embedded.shape[-1]
         grams = torch.cat((x.features[..., width:], x.embedded), -1)
         return self.draft_from_trigrams(grams, x.features[..., :width], x.positions + 1, x.past)

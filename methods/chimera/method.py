@@ -49,20 +49,20 @@ class Chimera(Method):
     """Chimera: drafts from the last three tokens and the target's hidden states of the text.
 
     Lossless because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
-    noise of each position). Nodes are the draft model's most likely tokens, not drawn at random.
-    Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
-    is accepted if and only if the target chooses it.
+    noise that all methods share). Nodes are the draft model's most likely tokens, not drawn at
+    random. A node is accepted with the probability that the target gives its token. In greedy
+    decoding and coupled sampling, it is accepted if and only if the target chooses the same token.
     Differs from the authors' code: verification uses the target's own distribution at every
-    temperature. The tree is built as in Medusa, and each node has its own trigram; their code
-    follows only the most likely token. No draft exceeds the remaining token budget.
+    temperature. The tree is built as in Medusa, and each node has its own trigram; the authors'
+    code follows only the most likely token. No draft exceeds the remaining token budget.
 
     One step:
     1. Full context: compute keys and values of the target's hidden states of new committed tokens.
     2. Encode the trigram that ends in the last committed token. The layer attends to the full
-       context, and head 1 ranks the next tokens.
+       context, and output head 1 ranks the next tokens.
     3. Level by level, take the children that the tree selects from the ranking at their parent. The
-       trigram of each node attends to the full context and to its ancestors; head i + 1 ranks its
-       children.
+       trigram of each node attends to the full context and to its ancestors. At level i = 1, 2,
+       ..., output head i + 1 ranks the children.
     4. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 
@@ -76,20 +76,23 @@ class Chimera(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"depth", "nodes", "width"})
 
     def start(self, session: Session) -> None:
-        """Choose the tree, reserve its space, and capture the hidden states that the head reads."""
+        """Choose the draft tree, reserve space for it, and capture the hidden states that the head
+        reads.
+        """
         depth, width = self.params.depth, min(self.params.width, session.target.vocab_size)
         self.tree = best_tree(self.params.nodes, depth=depth, width=width)
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3; see the class."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
         levels = self.levels
-        # Steps 1 and 2: Compute keys and values of new tokens, and the first ranking.
+        # Steps 1 and 2: Add the keys and values of new committed tokens, and rank the first draft
+        # tokens.
         first = levels.begin(session.pending_features(levels.state.length()))
-        # Step 3: fill the tree. Keys and values of drafted tokens are dropped afterwards.
+        # Step 3: Fill the tree. The keys and values of draft tokens are dropped afterwards.
         draft = fill(tree, levels, first, session).draft
         levels.drop()
         return draft

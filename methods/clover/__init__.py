@@ -1,1 +1,1 @@
-"""Clover: the method and its head."""
+"""Clover: the decoding method and its draft head."""

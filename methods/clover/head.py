@@ -2,15 +2,15 @@
 
 Bin Xiao, Chunan Shi, Xiaonan Nie, Fan Yang, Xiangwei Deng, Lei Su, Weipeng Chen, Bin Cui: Clover:
 Regressive Lightweight Speculative Decoding with Sequential Knowledge, 2024, arXiv:2405.00263. The
-code is not public. The gate and the projection before the output matrix are those of its successor
-(Clover-2, arXiv:2408.00264, github.com/XiaoBin1992/clover).
+authors' code is not public. The gate and the projection before the output matrix follow the
+successor of Clover (Clover-2, arXiv:2408.00264, github.com/XiaoBin1992/clover).
 
 Augmenting block: one Llama layer over the target's hidden states. Its output is the state s_0.
 
 Regressive attention: a token y and the state s give the next state s' = s + concat_a(cos(q_a, k_a)
-v_a), with q = W_q norm(s), k = W_k e(y), v = W_v e(y), the embedding e(y), and heads a. The cosine
-is the gate of a head. The target's output matrix predicts the next token from norm(s' + W_o [s',
-e(y)]). All draft steps use the same weights.
+v_a), where q = W_q norm(s), k = W_k e(y), v = W_v e(y), e(y) is the embedding of y, and a counts
+the attention heads. The cosine gates an attention head. The target's output matrix predicts the
+next token from norm(s' + W_o [s', e(y)]). All draft steps use the same weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HEADS = 4
 
 
 class Clover(PrefixHead):
-    """Clover's head as a torch module."""
+    """Clover's draft head as a torch module, for training."""
 
     kind: ClassVar[str] = "clover"
     layouts: ClassVar[tuple[Layout, ...]] = (
@@ -58,7 +58,10 @@ class Clover(PrefixHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules; see `DraftHead.build`."""
+        """Create the submodules of the head.
+
+        The constructor of the base class calls this method.
+        """
         super().build(tensor_names)
         width = self.shape.hidden_size
         self.before, self.after = self.new_norm(), self.new_norm()
@@ -67,11 +70,14 @@ class Clover(PrefixHead):
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
-        """Return an untrained head. The augmenting block has a small `head_dim`."""
+        """Return an untrained head.
+
+        Its transformer layer (the augmenting block) has a small `head_dim`.
+        """
         return cls(replace(shape, head_dim=min(_HEAD_DIM, shape.head_dim)), rope)
 
     def init_weights(self, std: float) -> None:
-        """Initialise the head such that regressive attention adds nothing before training."""
+        """Initialise the head so that regressive attention has no effect before training."""
         super().init_weights(std)
         for part in (self.v, self.o):
             nn.init.zeros_(part.weight)
@@ -80,7 +86,11 @@ class Clover(PrefixHead):
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
-        """Raise EnvironmentFault if the hidden size is not the target's. Return no arguments."""
+        """Return no further constructor arguments.
+
+        Raises:
+            EnvironmentFault: The hidden size of the head is not the target's.
+        """
         found, d = tuple(files.tensors["o.weight"].shape), target.hidden_size
         if found != (d, 2 * d):
             what = f"o has shape {list(found)}; this target needs {[d, 2 * d]}"
@@ -88,9 +98,10 @@ class Clover(PrefixHead):
         return {}
 
     def step(self, embedded: Tensor, rows: Tensor) -> HeadOutput:
-        """Apply regressive attention; see `PrefixHead.step`.
+        """Apply regressive attention to a state and a token.
 
-        `HeadOutput.hidden` is [s', e(y)]. The next step reads s' from it.
+        `HeadOutput.hidden` is [s', e(y)]: the next state and the embedding of the token. The next
+        step reads s' from it.
         """
         state = rows[..., : self.shape.hidden_size]
         gates = _HEADS if state.shape[-1] % _HEADS == 0 else 1
@@ -104,7 +115,7 @@ class Clover(PrefixHead):
 
 
 class CloverHead(PrefixLayerHead):
-    """Clover's head for decoding."""
+    """Clover's draft head for decoding."""
 
     kind: ClassVar[str] = Clover.kind
     module: ClassVar[type[PrefixHead]] = Clover

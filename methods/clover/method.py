@@ -54,8 +54,8 @@ class CloverNode(NamedTuple):
 
     Attributes:
         log_prob: Log-probability of the node's path.
-        parent_row: Index of the parent among the nodes that were fed last.
-        parent: Index of the parent in the draft.
+        parent_row: Index of the parent among the nodes of the last forward of the head.
+        parent: Index of the parent in the draft tree.
     """
 
     log_prob: float
@@ -68,19 +68,19 @@ class Clover(Method):
     """Clover: regressive attention over drafted tokens, and a tree pruned to a budget.
 
     Lossless because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
-    noise of each position). Nodes are the most likely tokens at their parent, not drawn at random.
-    Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
-    is accepted if and only if the target chooses it. With `accept=typical` the method is not exact,
-    and specbench reports it as lossy.
+    noise that all methods share). Nodes are the most likely tokens at their parent, not drawn at
+    random. A node is accepted with the probability that the target gives its token. In greedy
+    decoding and coupled sampling, it is accepted if and only if the target chooses the same token.
+    With `accept=typical` the method is not exact, and specbench reports it as lossy.
     Differs from the paper, which covers only greedy decoding: no draft exceeds the remaining token
-    budget, and parts of the head are those of its successor, Clover-2 (see `head.py`).
+    budget, and parts of the head follow Clover-2, the successor of Clover.
 
     One step:
     1. The augmenting block, one layer of the head, reads the target's hidden states of the
        committed tokens. Regressive attention combines its output with the last committed token.
     2. Token level: keep a node's most likely children up to `nucleus` probability, and none with
        less than `share` of the best child's probability.
-    3. Tree level: keep the most likely paths. Head level: keep no more nodes than `nodes` allows.
+    3. Tree level: keep the most likely paths. Whole tree: keep at most `nodes` nodes.
     4. Update each parent's state with the node's token by regressive attention, one call per level.
     5. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
@@ -95,11 +95,11 @@ class Clover(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "depth", "width"})
 
     def start(self, session: Session) -> None:
-        """Reserve space for the tree, and capture the hidden states that the head reads."""
+        """Reserve space for the draft tree, and capture the hidden states that the head reads."""
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=self.params.nodes)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 4; see the class."""
+        """Return the draft of one decoding step: steps 1 to 4 of the class docstring."""
         params, levels = self.params, self.levels
         width, depth = min(params.width, session.target.vocab_size), min(params.depth, limit)
         tree, level = list[CloverNode](), [CloverNode(0.0, 0, ROOT, ROOT)]
@@ -124,7 +124,9 @@ class Clover(Method):
         return session.tree([node.token for node in tree], tuple(node.parent for node in tree))
 
     def _prune_children(self, tokens: list[int], logs: list[float]) -> list[tuple[int, float]]:
-        """Carry out step 2; see the class."""
+        """Return the children of a node that the token level keeps (step 2 in the docstring of the
+        class).
+        """
         least, before, kept = self.params.share * exp(logs[0]), 0.0, []
         for token, log in zip(tokens, logs, strict=True):
             if before >= self.params.nucleus or not exp(log) > least * (log < logs[0]):

@@ -1,1 +1,1 @@
-"""DFlash: the method and its head."""
+"""DFlash: the decoding method and its draft head."""

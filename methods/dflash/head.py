@@ -3,12 +3,11 @@
 Jian Chen, Yesheng Liang, Zhijian Liu: DFlash: Block Diffusion for Flash Speculative Decoding, 2026,
 arXiv:2602.06036. File formats are those of github.com/z-lab/dflash.
 
-Context: the target's hidden states of a committed token at several layers are concatenated. `fc`
-    and
-a norm map them to one row c. Block: the embeddings of [x_t, m, m, ...], where x_t is the last
-committed token and m is the mask token. In every layer, the block attends to c_0, ..., c_{t-1} and
-to itself, in both directions. The target's output matrix maps row k of the block, after a norm, to
-the logits of x_{t+k}.
+Context: the target's hidden states of a committed token at several layers are concatenated. The
+matrix `fc` and a norm map them to one context row c. Block: the embeddings of [x_t, m, m, ...],
+where x_t is the last committed token and m is the mask token. In every layer, the block attends to
+the context rows c_0, ..., c_{t-1} and to itself, in both directions. Row k = 1, 2, ... of the block
+predicts x_{t+k}: a norm and the target's output matrix map the row to logits.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # of a Qwen3 lay
 
 
 class DFlash(ParallelHead, Artifact):  # type: ignore[override]
-    """DFlash's head as a torch module.
+    """DFlash's draft head as a torch module, for training.
 
     Args:
         shape: Sizes of the layers.
         rope: Settings of the rotary embedding.
         captured_layers: Target layers whose hidden states the head reads.
         block: Number of tokens of a block: the last committed token and the masks.
-        mask: Id of the mask token.
+        mask: Token id of the mask.
         tensor_names: Names of the optional tensors of a layer.
     """
 
@@ -93,7 +92,8 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
     def new(cls, target: Any, draft: Any) -> Self:
         """Return an untrained head with two layers.
 
-        It reads a low, a middle and a high layer of the target. Its mask is the padding token.
+        It reads a low, a middle and a high layer of the target. Its mask token is the padding
+        token.
         """
         n, heads, d = target.num_hidden_layers, target.num_attention_heads, target.hidden_size
         eps, most = target.rms_norm_eps, target.max_position_embeddings
@@ -116,7 +116,11 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
     def draft(
         self, target: Any, ids: Tensor, read: Any, slots: Tensor, steps: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield logits and slots; see `ParallelHead`. Training uses every third slot, for speed."""
+        """Yield logits and their slots, for each draft token.
+
+        A slot is a position of the text to draft from. Training uses only every third slot, for
+        speed.
+        """
         slots = slots[:, ::3] if self.training else slots
         embed, positions = target.model.embed_tokens, read.chat_mask.positions
         anchors = (slots + 1).clamp(max=ids.shape[1] - 1)
@@ -137,7 +141,7 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load the module in a folder; see `Artifact.load`."""
+        """Load the module in a folder."""
         files, target = read_head_by_config(folder, decoders["target"]), decoders["target"]
         settings = dict(files.config) | files.config.get("dflash_config", {})
         files.check_supported(settings, SUPPORTED, {"layer_types": {"full_attention"}})
@@ -162,7 +166,7 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return a small head with random weights; see `Artifact.random`."""
+        """Return a small head with random weights."""
         target = decoders["target"]
         shape = HeadShape(target.hidden_size, 2 * target.hidden_size, 1, 1, 8, num_hidden_layers=2)
         args = (0, target.n_layers - 1), 6, target.vocab_size - 1
@@ -170,14 +174,15 @@ class DFlash(ParallelHead, Artifact):  # type: ignore[override]
 
 
 class DFlashHead(HeadStack):
-    """DFlash's head for decoding. Its KV cache contains the context of committed tokens.
+    """DFlash's draft head for decoding. Its KV cache contains only committed tokens.
 
-    The input of a forward is `Features` with n rows of hidden states and n + k ids: the token after
-    each row, and k masks. The rows are added to the context. The block is the last token with the k
-    masks.
+    The input of a forward has n rows of hidden states and n + k token ids: the next token of each
+    row, and k masks. The forward adds the rows to the KV cache. The block consists of the last
+    token and the k masks.
 
     Attributes:
-        block, mask: See `DFlash`.
+        block: Number of tokens of a block.
+        mask: Token id of the mask.
     """
 
     kind: ClassVar[str] = DFlash.kind
@@ -196,12 +201,15 @@ class DFlashHead(HeadStack):
         self.weight_bytes = self._fc.nbytes + sum(map(layer_bytes, self.layers))
 
     def new_state(self, capacity: int, n_seqs: int = 1) -> Any:
-        """Return an empty state with additional space for one block; see `Decoder`."""
+        """Return an empty KV cache with additional space for one block."""
         return super().new_state(capacity + self.block, n_seqs)
 
     @torch.inference_mode()
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """Add to the context, and denoise a block. The logits are those of the block."""
+        """Add new committed tokens to the KV cache, and denoise a block.
+
+        Return the logits of the block.
+        """
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         if not isinstance(x, Features):
             raise ValueError(f"{self.name} needs Features as input, not {type(x).__name__}")

@@ -42,21 +42,21 @@ class DFlashParams(MethodParams):
 class DFlash(Method):
     """DFlash: a block of masks, conditioned on the target's features, is denoised in one forward.
 
-    Lossless because each token is drawn from the distribution q at its own position, which depends
-    on the committed text and on no other draft token. Speculative sampling accepts it with
-    probability min(1, p(x)/q(x)) and replaces a rejected one by a draw from norm(max(p - q, 0)). In
-    greedy decoding and coupled sampling a draft token is accepted if and only if the target chooses
-    it.
+    Lossless because each draft token x is drawn from the distribution q at its own position. q
+    depends on the committed text and on no other draft token. Speculative sampling accepts x with
+    probability min(1, p(x)/q(x)), where p is the target's distribution. It replaces a rejected
+    token by a draw from norm(max(p - q, 0)). In greedy decoding and coupled sampling (all methods
+    share the Gumbel noise) a draft token is accepted if and only if the target chooses it.
     Differs from the authors' code: near the end of the token budget the whole block is denoised, as
     in training, and only the tokens that fit the budget are proposed.
 
     One step:
-    1. Feed the head the target's hidden states, from several layers, of new committed tokens. They
+    1. The head reads the target's hidden states of new committed tokens, from several layers. They
        become keys and values in every layer of the head.
     2. In the same forward, denoise a block: the last committed token followed by masks. All
        positions attend to these keys and values and to each other, in both directions. Drop the
-       block's state.
-    3. Draw one token from the distribution at each mask.
+       keys and values of the block.
+    3. Draw one draft token from the distribution at each mask.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
     """
 
@@ -78,14 +78,14 @@ class DFlash(Method):
         self.masks = torch.full((1, head.block - 1), head.mask, device=session.device)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3; see the class."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         n = min(self.params.length, self.head.block - 1, limit)
         if n < 1:
             return session.chain(())
-        # Steps 1 and 2: The block follows the tokens with known hidden states. It starts with the
-        # last committed token, whose hidden state is not known yet.
+        # Steps 1 and 2: The block starts with the last committed token. The target has not computed
+        # the hidden state of this token yet.
         pending = session.pending_features(self.state.length())
         x = Features(torch.cat((pending.ids, self.masks), 1), pending.rows)
         logits = self.head.forward(x, self.state, logits_at="all").rows
-        # Step 3: Row 0 belongs to the last committed token, which needs no prediction.
+        # Step 3: Skip row 0. It belongs to the last committed token, which is already known.
         return draw_chain(session, logits[1 : n + 1])

@@ -1,1 +1,1 @@
-"""EAGLE: the method and its head."""
+"""EAGLE: the decoding method and its draft head."""

@@ -3,11 +3,11 @@
 Li, Wei, Zhang and Zhang: EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty, ICML
 2024, arXiv:2401.15077.
 
-At position t, the head combines the token x_{t+1} with the feature f_t, which is the input of the
-target's output matrix. `fc` maps [embed(x_{t+1}), f_t] to the input of one layer, whose attention
+At position t, the head combines the token x_{t+1} with the feature f_t, which is the target's last
+hidden state. The matrix `fc` maps [embed(x_{t+1}), f_t] to the input of one layer, whose attention
 has no input norm. The output of the layer is the predicted feature f_{t+1}, which the target's
-output matrix maps to the logits of x_{t+2}. Later draft levels read the predicted feature instead
-of the target's.
+output matrix maps to the logits of x_{t+2}. Later draft steps read the predicted feature instead of
+the target's feature.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from methods._heads.slots import LlamaLayer
 
 
 class Eagle(JoinedHead):
-    """EAGLE's head as a torch module, for training."""
+    """EAGLE's draft head as a torch module, for training."""
 
     kind: ClassVar[str] = "eagle"
     layouts: ClassVar[tuple[Layout, ...]] = (
@@ -56,22 +56,28 @@ class Eagle(JoinedHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules; see `DraftHead.build`."""
+        """Create the submodules of the head.
+
+        The constructor of the base class calls this method.
+        """
         width = self.shape.hidden_size
         self.fc = nn.Linear(2 * width, width, bias="fc.bias" in tensor_names)
         self.layer = LlamaLayer(width, self.shape, self.rope, tensor_names, normed=False)
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
-        """Return an untrained head. Its `fc` has a bias, as in the authors' code."""
+        """Return an untrained head. Its matrix `fc` has a bias, as in the authors' code."""
         return cls(shape, rope, ("fc.bias",), target.choose_vocabulary(cls.recipe.draft_vocab_size))
 
     def linear_input(self, embedded: Tensor, features: Tensor) -> Tensor:
-        """Return the input of `fc` and a column of ones, whose weights become the bias."""
+        """Return the input of `fc` with a column of ones.
+
+        The linear fit uses this column for the bias.
+        """
         return torch.cat([embedded, features, torch.ones_like(features[:, :1])], -1)
 
     def init_from_linear(self, found: Tensor, _norm: Tensor) -> None:
-        """Set `fc` to a fitted linear map; see `DraftHead`."""
+        """Initialise the weight and bias of `fc` with a fitted linear map."""
         self.fc.load_state_dict({"weight": found[:-1].T, "bias": found[-1]})
         self.layer.zero_outputs()
 
@@ -81,12 +87,12 @@ class Eagle(JoinedHead):
         return joined, joined
 
     def make_output(self, rows: Tensor) -> HeadOutput:
-        """Return the predicted feature, which is also the input of the output matrix."""
+        """Return the predicted feature. The output matrix and the next draft step both read it."""
         return HeadOutput(rows, rows)
 
 
 class EagleHead(LayerHead):
-    """EAGLE's head for decoding."""
+    """EAGLE's draft head for decoding."""
 
     kind: ClassVar[str] = Eagle.kind
     module: ClassVar[type[DraftHead]] = Eagle

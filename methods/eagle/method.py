@@ -62,18 +62,18 @@ class Eagle(Method):
     """EAGLE: a one-layer head predicts the target's next features, and drafts a static tree.
 
     Lossless because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
-    noise of each position). Nodes are the head's most likely tokens, not drawn at random. Each is
-    accepted with the target's probability of it; in greedy decoding and coupled sampling it is
-    accepted if and only if the target chooses it.
-    Differs from the paper: in sampling, children are the most likely tokens, not drawn, so drafting
-    needs no distribution (the authors' code now does the same). No draft exceeds the remaining
-    token budget.
+    noise that all methods share). The nodes are the head's most likely tokens, not drawn at random.
+    A node is accepted with the probability that the target gives its token. In greedy decoding and
+    coupled sampling, it is accepted if and only if the target chooses the same token.
+    Differs from the paper: in sampling, children are the most likely tokens and not drawn at
+    random. The authors' current code does the same. No draft exceeds the remaining token budget.
 
     One step:
-    1. Feed the head the new committed tokens, each with the target's feature of the previous token.
-       Drop what the head computed for drafted tokens.
-    2. Level by level, take the children that the tree selects from the head's ranking at their
-       parent. Feed the nodes that have children, each with its parent's predicted feature.
+    1. The head reads the new committed tokens, each with the target's feature of the previous
+       token. Drop the head's KV entries of earlier draft tokens.
+    2. Level by level, the head ranks the children of each node. Take the children that the static
+       tree contains. Then the head reads the nodes that have children, each with the feature that
+       it predicted for the parent.
     3. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 
@@ -89,7 +89,9 @@ class Eagle(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"shape", "depth", "nodes"})
 
     def start(self, session: Session) -> None:
-        """Choose the tree, reserve its space, and capture the features that the head reads."""
+        """Choose the draft tree, reserve space for it, and capture the features that the head
+        reads.
+        """
         params = self.params
         if params.shape == "chain":
             whole = tree_of_widths((1,) * params.depth)
@@ -98,19 +100,19 @@ class Eagle(Method):
         else:
             whole = best_tree(params.nodes, depth=params.depth)
         self.tree = whole.truncate(params.depth, session.target.vocab_size)
-        # The head reads the second-to-top features: the input of the target's output matrix.
+        # EAGLE's head reads the target's last hidden states, which are the input of the output
+        # matrix.
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step: steps 1 and 2 of the class docstring."""
         if limit < 1:
             return session.chain(())
         levels = self.levels
-        # Step 1: True features of committed tokens. The output at the last one gives the root's
-        # children.
+        # Step 1: Run the head on the features of committed tokens. The last output row ranks the
+        # root's children.
         out = levels.begin(session.pending_features(levels.state.length()))
-        # Step 2: A node is named by the ranks of the children on its path: (0, 2) is the third
-        # child of the root's first. Parents are indices into the nodes that were fed last.
+        # Step 2: Draft level by level. Only nodes that have children are run through the head.
         tree = self.tree.truncate(limit, session.target.vocab_size)
         tokens: list[host.Ids] = []
         for ahead, level in enumerate(tree.levels()):

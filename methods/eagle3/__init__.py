@@ -1,1 +1,1 @@
-"""EAGLE-3: the method and its head."""
+"""EAGLE-3: the decoding method and its draft head."""

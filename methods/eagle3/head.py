@@ -3,9 +3,9 @@
 Li, Wei, Zhang and Zhang: EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
 Training-Time Test, NeurIPS 2025, arXiv:2503.01840.
 
-At position t, the head combines the token x_{t+1} with the feature g_t. At the first draft level,
-`fc` maps the target's hidden states of three layers (low, middle and high), concatenated, to g_t.
-At later levels, g_t is the output of the head's own layer. The attention reads
+At position t, the head combines the token x_{t+1} with a feature g_t. At the first draft step, the
+matrix `fc` computes g_t from the concatenated hidden states of three target layers (low, middle and
+high). At later draft steps, g_t is the output of the head's own layer. The attention reads
 [norm(embed(x_{t+1})), norm(g_t)], and the residual stream is g_t. The output matrix covers a part
 of the target's vocabulary.
 """
@@ -34,19 +34,21 @@ _LAYER = {"input_layernorm.": "enorm.", "hidden_norm.": "hnorm.", "": "layer."}
 
 
 class Eagle3(JoinedHead):
-    """EAGLE-3's head as a torch module, for training.
+    """EAGLE-3's draft head as a torch module, for training.
 
-    Heads that specbench trains use the target's output matrix, for the most frequent tokens only.
-    Published heads have their own output matrix.
+    A head that specbench trains uses the target's output matrix, restricted to the most frequent
+    tokens. Published heads have their own output matrix.
 
     Args:
         captured_layers: Numbers of the three target layers.
-        reads: Width of their concatenated hidden states.
+        reads: Width of the concatenated hidden states of these layers.
         own: Draft vocabulary.
         size: Approximate magnitude of the hidden states, [layers * width], in powers of two. In
-            training, `fc` reads the hidden states divided by it, because large inputs make learning
-            slow. In files, the division is part of `fc`, which is exact for powers of two.
-        norm_first: Whether the residual stream is the normed feature (`norm_before_residual`).
+            training, the hidden states are divided by `size`, because large inputs slow down
+            learning. Saved files contain `fc` divided by `size` instead. This is exact, because
+            `size` is a power of two.
+        norm_first: Whether the residual stream starts with the normed feature
+            (`norm_before_residual` in the authors' config.json).
     """
 
     kind: ClassVar[str] = "eagle3"
@@ -94,10 +96,11 @@ class Eagle3(JoinedHead):
 
     @classmethod
     def choose_layers(cls, n_layers: int) -> tuple[int, ...]:
-        """Return the layers of the authors' code, or others if the target has fewer than 16 layers.
+        """Return the three target layers that a new head reads.
 
-        In such a target, the authors' high layer is near the middle (layer 4 of 8). The last layer
-        is used instead.
+        For targets with at least 16 layers, these are the layers of the authors' code. For smaller
+        targets, the authors' high layer would be near the middle (layer 4 of 8). The last layer
+        replaces it.
         """
         if n_layers >= 16:
             return official_layers(n_layers)
@@ -105,7 +108,7 @@ class Eagle3(JoinedHead):
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
-        """Return an untrained head. `fc` is scaled for the magnitude of the hidden states."""
+        """Return an untrained head. It divides the hidden states by their approximate magnitude."""
         captured_layers, own = (
             cls.choose_layers(target.n_layers),
             target.choose_vocabulary(cls.recipe.draft_vocab_size),
@@ -116,10 +119,10 @@ class Eagle3(JoinedHead):
         )
 
     def init_weights(self, std: float) -> None:
-        """Draw weights that preserve the magnitude of their input.
+        """Draw random weights that preserve the magnitude of the input of each matrix.
 
-        The newest token reaches the output only through attention. Queries and keys start equal, so
-        that each position first attends to itself.
+        Queries and keys start with equal weights, so that each position first attends to itself.
+        Only attention passes the newest token to the output.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -129,7 +132,10 @@ class Eagle3(JoinedHead):
 
     @classmethod
     def new_small(cls, shape: HeadShape, target: Decoder) -> Self:
-        """Return a head for audits. Its draft vocabulary is ids 0 and 1 and every second id."""
+        """Return a small head for audits.
+
+        Its draft vocabulary is id 0, id 1 and every second id from 2.
+        """
         captured_layers, ids = official_layers(target.n_layers), target.vocab_size
         draft_ids = torch.tensor([0, 1, *range(2, ids, 2)], device="cpu")
         own = HeadVocabulary(ids, draft_ids, has_output_matrix=True)
@@ -143,7 +149,8 @@ class Eagle3(JoinedHead):
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
-        """Return constructor arguments; see `DraftHead`.
+        """Return the constructor arguments of this head: captured layers, width and draft
+        vocabulary.
 
         Raises:
             EnvironmentFault: `fc` does not read three hidden states of this target's size.
@@ -166,24 +173,34 @@ class Eagle3(JoinedHead):
         }
 
     def project_features(self, features: Tensor) -> Tensor:
-        """Return g, from the concatenated hidden states of three layers."""
+        """Return the feature g, computed from the concatenated hidden states of three target
+        layers.
+        """
         if self.fc_norm is not None:
             features = self.fc_norm(features)
         joined: Tensor = self.fc(features if self.size is None else features / self.size)
         return joined
 
     def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the normed embedding and feature, concatenated, and the residual stream."""
+        """Return the attention input and the residual stream.
+
+        The attention input is the normed embedding, concatenated with the normed feature.
+        """
         normed = self.hnorm(features)
         rows = torch.cat([self.enorm(embedded), normed], -1)
         return rows, normed if self.norm_first else features
 
     def make_output(self, rows: Tensor) -> HeadOutput:
-        """Return the output of the layer as next feature, and its norm for the output matrix."""
+        """Return the output of the layer as the next feature, and its norm as input of the output
+        matrix.
+        """
         return HeadOutput(rows, self.norm(rows))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors to store, with the scale of the hidden states as part of `fc`."""
+        """Return the tensors to store.
+
+        `fc` contains the division by the magnitude of the hidden states.
+        """
         tensors = super().tensors()
         if self.size is not None:
             tensors["fc.weight"] = tensors["fc.weight"] / self.size
@@ -191,7 +208,7 @@ class Eagle3(JoinedHead):
 
 
 class Eagle3Head(LayerHead):
-    """EAGLE-3's head for decoding."""
+    """EAGLE-3's draft head for decoding."""
 
     kind: ClassVar[str] = Eagle3.kind
     module: ClassVar[type[DraftHead]] = Eagle3

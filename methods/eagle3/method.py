@@ -34,18 +34,20 @@ class Eagle3(Method):
     """EAGLE-3: a head on three target layers, trained on its own drafts, drafts a dynamic tree.
 
     Lossless because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
-    noise of each position). Nodes are the head's most likely tokens, not drawn at random. Each is
-    accepted with the target's probability of it; in greedy decoding and coupled sampling it is
-    accepted if and only if the target chooses it. Tokens outside the head's draft vocabulary are
-    never drafted.
-    Differs from the authors' code: `depth` includes the first level, which comes from the root's
-    forward (5 here is 4 there). No draft exceeds the remaining token budget.
+    noise that all methods share). Nodes are the head's most likely tokens, not drawn at random. A
+    node is accepted with the probability that the target gives its token. In greedy decoding and
+    coupled sampling, it is accepted if and only if the target chooses the same token. Tokens
+    outside the head's draft vocabulary are never drafted.
+    Differs from the authors' code: `depth` counts all levels of the tree. The authors' code does
+    not count the first level (`depth` 5 here is 4 there). No draft exceeds the remaining token
+    budget.
 
     One step:
-    1. Feed the head the new committed tokens, each with the target's features of the previous token
-       from a low, a middle and a high layer. Drop what the head computed for drafted tokens.
-    2. Expansion: on each level, feed the `width` nodes with the most likely paths, each with the
-       head's own hidden state at its parent. Each gets `width` children.
+    1. The head reads the new committed tokens, each with the target's features of the previous
+       token from a low, a middle and a high layer. Drop the head's KV entries of earlier draft
+       tokens.
+    2. Expansion: on each level, the head reads the `width` nodes with the most likely paths. Each
+       is read together with the head's own hidden state at its parent. Each gets `width` children.
     3. Reranking: keep the best `nodes` of all children as the tree.
     4. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
@@ -62,34 +64,34 @@ class Eagle3(Method):
 
     @property
     def uses_costs(self) -> bool:
-        """True if the size of the tree is chosen from measured times of forwards."""
+        """True if the method chooses the tree size from measured forward times."""
         return self.params.nodes == AUTO
 
     def start(self, session: Session) -> None:
-        """Reserve space for the tree, and capture the hidden states that the head reads."""
+        """Reserve space for the draft tree, and capture the hidden states that the head reads."""
         params = self.params
         fed = params.width * (params.depth - 1)
-        # The head reads a low, a middle and a high layer, unlike EAGLE, which reads the features
-        # before the output matrix.
+        # EAGLE-3's head reads a low, a middle and a high layer. EAGLE's head reads only the last
+        # hidden state.
         self.levels = Levels.of_head(
             session, *self.artifacts(), nodes=max_nodes(params.nodes), fed=fed
         )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3; see the class."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         params, levels = self.params, self.levels
         depth = min(params.depth, limit)
         if depth < 1:
             return session.chain(())
-        # Step 1: The head joins the hidden states of three layers into one feature g.
+        # Step 1: The head projects the hidden states of three target layers to one feature.
         first = levels.begin(session.pending_features(levels.state.length()))
-        # Step 2: Grow as EAGLE-2 does. Drafted nodes have no g, so the head reads its own hidden
-        # state at the parent. It was not trained to predict g there, but to draft well over several
-        # levels from its own output (training-time test).
+        # Step 2: Grow the tree as EAGLE-2 does. The target has no hidden states for draft tokens,
+        # so the head reads its own hidden state at the parent. Training prepares the head for this
+        # (training-time test).
         found = expand(levels, first, session, k=params.width, depth=depth)
         levels.drop()
-        # Step 3: The best of all levels. Tokens outside the draft vocabulary have log-probability
-        # -inf and are left out.
+        # Step 3: Keep the best nodes of all levels. Tokens outside the draft vocabulary have
+        # log-probability -inf and are never selected.
         size = create_size_rule(
             session, levels.model, params.nodes, width=params.width, depth=depth
         )

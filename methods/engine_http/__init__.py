@@ -1,1 +1,3 @@
-"""Servers as engines: the methods, the client, and each kind of server."""
+"""Decoding with inference servers: the methods, the HTTP client, and the request format of each
+server.
+"""

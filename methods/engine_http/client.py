@@ -1,7 +1,7 @@
 """HTTP client for inference servers.
 
-The client follows no redirects and uses no proxy. It limits the size of a reply and the time
-without data. Error messages never contain the API key.
+The client follows no redirects and uses no proxy. It limits the size of a reply and the time to
+wait for data. Error messages never contain the API key.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SizeLimitedStream(httpx2.SyncByteStream):
 
     Args:
         stream: Byte stream of the connection.
-        fault: Function from a description of the problem to the error.
+        fault: Function that creates the exception from a description of the problem.
     """
 
     def __init__(self, stream: httpx2.SyncByteStream, fault: Callable[[str], Exception]) -> None:
@@ -65,7 +65,7 @@ class SizeLimitedStream(httpx2.SyncByteStream):
             yield part
 
     def close(self) -> None:
-        """Close the connection's stream."""
+        """Close the byte stream of the connection."""
         self._stream.close()
 
 
@@ -94,7 +94,7 @@ class HttpClient:
         )
 
     def read(self, path: str) -> str | None:
-        """Return the text at a path, or None if the server does not return status 200.
+        """Return the body of the reply to a GET request. Return None if the status is not 200.
 
         Raises:
             EnvironmentFault: The request failed.
@@ -110,11 +110,11 @@ class HttpClient:
         Args:
             path: Path of the endpoint.
             body: Body of the request, which is sent as JSON.
-            kind: Type of the events.
+            kind: Class of the events.
 
         Raises:
             EnvironmentFault: The server is unreachable, times out, closes the connection, rejects
-                the request, or sends other events.
+                the request, or sends events of another format.
         """
         with self._open("POST", path, body) as reply:
             if reply.status_code != 200:
@@ -124,14 +124,21 @@ class HttpClient:
                     yield self.parse(event.data, kind)
 
     def parse(self, text: str, kind: type[_Event]) -> _Event:
-        """Parse a reply. Raise EnvironmentFault if it is not of this `kind`."""
+        """Parse a reply as an object of class `kind`.
+
+        Raises:
+            EnvironmentFault: The reply does not have the format of `kind`.
+        """
         try:
             return kind.model_validate_json(text)
         except ValidationError:
             raise self.make_fault(f"sent an invalid reply: {self._quote(text)}") from None
 
     def make_fault(self, what: str, hint: str | None = None) -> EnvironmentFault:
-        """Return the error for something that the server did, such as "sent an invalid reply"."""
+        """Return the exception for a server error.
+
+        `what` describes it, such as "sent an invalid reply".
+        """
         found = self._quote(what, 3 * _SHOWN)
         return EnvironmentFault(f"the server at {self._url} {found}", hint or self._default_hint)
 
@@ -145,7 +152,7 @@ class HttpClient:
 
     @contextmanager
     def _open(self, verb: str, path: str, body: Any = None) -> Iterator[httpx2.Response]:
-        """Open a request and yield the reply before its body is read."""
+        """Send a request and yield the reply before its body is read."""
         try:
             with self._client.stream(verb, f"{self._url}/{path}", json=body) as reply:
                 if reply.is_redirect:
@@ -174,7 +181,9 @@ class HttpClient:
         return reply.read().decode("utf-8", "replace")
 
     def _quote(self, text: str, most: int = _SHOWN) -> str:
-        """Return a text from the server in one line, without the API key and control characters."""
+        """Return text from the server for an error message: one line, no API key, no control
+        characters.
+        """
         line = " ".join(text.split())
         if self._secret:
             line = line.replace(self._secret, "***")
@@ -182,8 +191,10 @@ class HttpClient:
         return shown + "..." * (len(line) > most)
 
     def find_processes(self) -> Sequence[int]:
-        """Return the ids of processes that listen at the server's port, if it runs on this
-        machine."""
+        """Return the process ids of the server if it runs on this machine.
+
+        They listen at its port.
+        """
         parts = urlsplit(self._url)
         if not _is_here(parts.hostname or ""):
             return ()
@@ -197,10 +208,11 @@ class HttpClient:
 
 
 def read_secret(url: str, name: str, key: str | None) -> str | None:
-    """Return the API key for a server, from an environment variable.
+    """Return the API key of a server. It is read from an environment variable.
 
     Raises:
-        UsageError: The variable is not set, or the key would be sent over a network unencrypted.
+        UsageError: The variable is not set, or the key would be sent over a network without
+            encryption.
     """
     if key is None:
         return None

@@ -1,13 +1,14 @@
 """Methods that decode with an inference server: `engine:http` and `engine:http-vanilla`.
 
 Supported are vLLM (Kwon et al., arXiv:2309.06180), SGLang (Zheng et al., arXiv:2312.07104),
-llama.cpp's server, and other servers with OpenAI's endpoint /v1/completions. The module `servers`
-defines the request for each kind of server. A request contains the token ids of the prompt. If a
-server accepts only text, the prompt is sent as text, and the text of the output is tokenised.
+llama.cpp's server, and other servers with OpenAI's endpoint /v1/completions.
+`methods/engine_http/servers.py` defines the request format of each kind of server. A request
+contains the token ids of the prompt. If a server accepts only text, the prompt is sent as text, and
+the text of the output is tokenised.
 
-The time to first token (TTFT) ends when the first part of the output arrives, and the total time
-ends with the last part. Both include the network. A server may report numbers of drafted and
-accepted tokens, but not single steps.
+The time to first token (TTFT) ends when the first chunk of the output arrives. The total time ends
+with the last chunk. Both times include the network. A server may report the number of drafted and
+accepted tokens. No server reports single decoding steps.
 """
 
 from __future__ import annotations
@@ -62,15 +63,15 @@ class HttpVanilla(Method):
     params: HttpParams
 
     def check(self) -> None:
-        """Raise UsageError if the address or the key is missing."""
+        """Raise UsageError if the server's URL or the API key is missing."""
         self._client  # noqa: B018
 
     def processes(self) -> Sequence[int]:
-        """Return the ids of the server's processes, if it runs on this machine."""
+        """Return the process ids of the server if it runs on this machine."""
         return self._client.find_processes()
 
     def generate(self, session: Session) -> Iterator[Step]:
-        """Decode the request with one HTTP request. Servers report no steps."""
+        """Decode the request with one HTTP request. Yield no steps, because servers report none."""
         assert isinstance(session, PeerSession)
         kind, model = self._server.kind, self._server.model
         request = build_request(session, self.name, model=model, text=not kind.uses_token_ids)
@@ -109,9 +110,9 @@ class HttpVanilla(Method):
 
 
 class Http(HttpVanilla):
-    """A server, with or without speculative decoding: vLLM, SGLang, llama.cpp or OpenAI's API."""
+    """Decoding with a server that may speculate: vLLM, SGLang, llama.cpp or OpenAI's API."""
 
     name: ClassVar[str] = "engine:http"
 
     def check_drafted(self, drafted: int) -> None:
-        """Do nothing: this server may draft."""
+        """Accept any number of draft tokens. Only the baseline must not draft."""

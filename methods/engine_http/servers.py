@@ -1,7 +1,9 @@
-"""Kinds of inference servers: format of requests, streamed events and counters of each kind.
+"""Kinds of inference servers.
 
-The formats are those of vLLM 0.33, SGLang 0.5.23, llama.cpp's server, and OpenAI's completions,
-which all of these servers support.
+Each kind has its own request format, streamed events and draft counters.
+
+The formats are those of vLLM 0.33, SGLang 0.5.23, llama.cpp's server, and OpenAI's completions API.
+All of these servers support OpenAI's API.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class ReplyEvent(BaseModel, ABC):
 
 
 class CompletionChoice(BaseModel):
-    """Part of the output in an event of /v1/completions. `token_ids` is an extension of vLLM."""
+    """Chunk of the output in an event of /v1/completions. `token_ids` is an extension of vLLM."""
 
     text: str | None = None
     token_ids: list[Count] | None = None
@@ -41,7 +43,7 @@ class CompletionChoice(BaseModel):
 
 
 class TokenUsage(BaseModel):
-    """Number of prompt tokens and output tokens."""
+    """Token usage of a request: number of prompt tokens and of output tokens."""
 
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
@@ -64,7 +66,7 @@ class Completion(ReplyEvent):
 
 
 class Timings(BaseModel):
-    """Draft counts of llama.cpp. `draft_n` is None if the server does not draft."""
+    """Draft counts in a reply of llama.cpp. `draft_n` is None if the server does not draft."""
 
     draft_n: Count | None = None
     draft_n_accepted: Count = 0
@@ -92,13 +94,16 @@ class LlamaCppEvent(ReplyEvent):
 
 
 class FinishReason(BaseModel):
-    """Finish reason of SGLang."""
+    """Finish reason in an event of SGLang."""
 
     type: str
 
 
 class MetaInfo(BaseModel):
-    """Counts and finish reason of SGLang. The `spec_*` counts are None if it does not draft."""
+    """Counts and finish reason in an event of SGLang.
+
+    The `spec_*` counts are None if the server does not draft.
+    """
 
     prompt_tokens: Count | None = None
     completion_tokens: Count
@@ -125,13 +130,12 @@ class SglangEvent(ReplyEvent):
 
 
 class ServerKind(ABC):
-    """Kind of server.
+    """Kind of inference server, such as vLLM.
 
-    Class attributes:
-        owner: Value of `owned_by` in the server's list of models.
-        path: Path of the endpoint for completions.
-        event: Type of the streamed events.
-        uses_token_ids: Whether the server accepts and returns token ids; otherwise texts.
+    Class attributes: owner: Value of `owned_by` in the server's list of models, which identifies
+    the kind. path: Path of the endpoint for completions. event: Class of the streamed events.
+    uses_token_ids: Whether the server accepts and returns token ids. Otherwise it accepts and
+    returns text.
     """
 
     owner: ClassVar[str] = ""
@@ -141,13 +145,15 @@ class ServerKind(ABC):
 
     @abstractmethod
     def body(self, request: CompletionRequest) -> dict[str, Any]:
-        """Return the body of a request. It sets every sampling option, because the defaults of
-        servers differ."""
+        """Return the body of a completion request.
+
+        The body sets every sampling option, because servers have different defaults.
+        """
 
     def read_totals(self, client: HttpClient) -> tuple[int, int] | None:
-        """Return the number of drafted and of accepted tokens since the server started.
+        """Return the number of drafted tokens and of accepted tokens since the server started.
 
-        Return None if the server has no such counters, or reports the numbers in each reply.
+        Return None if the server has no such counters, or if each reply contains its own counts.
         """
         return None
 
@@ -171,7 +177,10 @@ class OpenAiServer(ServerKind):
 
 
 class VllmServer(OpenAiServer):
-    """vLLM. It reports draft counts only in /metrics. `cache_salt` disables its prefix cache."""
+    """vLLM server. It reports draft counts only in /metrics.
+
+    `cache_salt` disables its prefix cache.
+    """
 
     owner = "vllm"
     uses_token_ids = True
@@ -208,7 +217,7 @@ class VllmServer(OpenAiServer):
 
 
 def _number(text: str) -> float:
-    """Return the value of a text as a float, or nan if it is not a number."""
+    """Return the number in a text as a float, or nan if the text is not a number."""
     try:
         return float(text)
     except ValueError:
@@ -216,7 +225,9 @@ def _number(text: str) -> float:
 
 
 class LlamaCppServer(ServerKind):
-    """llama.cpp's server, with its own endpoint, because OpenAI's returns no token ids."""
+    """llama.cpp's server. It is used through its own endpoint, because OpenAI's returns no token
+    ids.
+    """
 
     owner = "llamacpp"
     path = "completion"
@@ -239,7 +250,9 @@ class LlamaCppServer(ServerKind):
 
 
 class SglangServer(ServerKind):
-    """SGLang, with its own endpoint, because OpenAI's returns no counters."""
+    """SGLang server. It is used through its own endpoint, because OpenAI's returns no draft
+    counts.
+    """
 
     owner = "sglang"
     path = "generate"
@@ -283,12 +296,12 @@ class ModelList(BaseModel):
 
 
 class InferenceServer:
-    """Inference server of a detected or given kind.
+    """Inference server. The user names its kind, or specbench detects the kind.
 
     Args:
         client: HTTP client for the server.
         kind: Key of `KINDS`, or "auto" to detect the kind from the list of models.
-        model: Name of the model to use. None means the only one.
+        model: Name of the model to use. None if the server has only one model.
 
     Raises:
         EnvironmentFault: The server has several models and `model` is None, or a request failed.
@@ -333,7 +346,8 @@ class InferenceServer:
         return reply
 
     def add_draft_counts(self, reply: CompletionReply) -> None:
-        """Add draft counts to a reply, for servers that report only totals.
+        """Add draft counts to a reply, for servers that report only totals since the server
+        started.
 
         The counts are the differences of the totals before and after the request. Reading the
         totals takes one HTTP request.

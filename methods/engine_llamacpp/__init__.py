@@ -1,1 +1,1 @@
-"""llama.cpp as an engine: the methods and the binding."""
+"""Decoding with llama.cpp: the methods and the code that calls llama-cpp-python."""

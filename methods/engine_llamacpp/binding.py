@@ -1,7 +1,7 @@
-"""llama.cpp through its Python binding, llama-cpp-python.
+"""Decoding with llama.cpp through its Python binding, llama-cpp-python.
 
-The module writes the weights of a transformers module to a GGUF file in float32, loads the file
-with the binding, and decodes one request at a time.
+The weights of a transformers model are written to a GGUF file in float32. The binding loads this
+file and decodes one request at a time.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ DraftFunction = Callable[[Ids], Ids]
 
 
 class CountingDrafter:
-    """Draft function for the binding's `draft_model`, which counts calls and draft tokens.
+    """Draft function for the argument `draft_model` of the binding.
+
+    It counts calls and draft tokens.
 
     Args:
-        guess: Function from the token ids so far to the draft tokens.
+        guess: Function that takes the token ids so far and returns the draft tokens.
 
     Attributes:
         steps: Number of calls in the current request.
@@ -64,7 +66,7 @@ class CountingDrafter:
 
 @dataclass(frozen=True, slots=True)
 class LlamaCppEngine:
-    """Target loaded by the binding, with its draft function and its draft model if any."""
+    """Target that the binding loaded. It may have a draft function and a draft model."""
 
     target: Any
     drafting: CountingDrafter | None = None
@@ -72,15 +74,15 @@ class LlamaCppEngine:
 
 
 def load_model(session: PeerSession, role: str, *, ahead: int = 0, **more: Any) -> Any:
-    """Return a model of the run, loaded by the binding.
+    """Load a model with the binding and return it.
 
-    It uses the same number of threads as torch, and a float32 KV cache for the longest sequence of
-    the run.
+    The model uses the same number of threads as torch. Its float32 KV cache has space for the
+    longest sequence of the run.
 
     Args:
         session: Session of the run.
         role: "target" or "draft".
-        ahead: Maximum number of draft tokens, which need additional space in the KV cache.
+        ahead: Maximum number of draft tokens. The KV cache has additional space for them.
         more: Further arguments of `llama_cpp.Llama`.
     """
     binding, threads = import_module("llama_cpp"), torch.get_num_threads()
@@ -116,7 +118,7 @@ def make_model_drafter(draft: Any, length: int) -> CountingDrafter:
 
 
 def decode(engine: LlamaCppEngine, session: PeerSession) -> CompletionReply:
-    """Decode the session's request greedily, without reusing the KV entries of earlier requests."""
+    """Decode the session's request greedily. KV entries of earlier requests are not reused."""
     request, drafting = session.requests[0], engine.drafting
     stop, reply = request.stop, CompletionReply()
     for model in filter(None, (engine.target, engine.draft)):
@@ -136,10 +138,12 @@ def decode(engine: LlamaCppEngine, session: PeerSession) -> CompletionReply:
 
 
 def get_gguf_file(module: Any) -> Path:
-    """Return the GGUF file of a module: its weights in float32, without a tokenizer.
+    """Write the weights of a module to a GGUF file, in float32 and without a tokenizer.
+
+    Return its path.
 
     Raises:
-        MethodFault: The architecture is not supported.
+        MethodFault: llama.cpp or specbench does not support the architecture.
     """
     return get_model_folder(module, "gguf", lambda folder: _write(module, folder / _FILE)) / _FILE
 
@@ -192,14 +196,14 @@ _HINT = "run without this method"
 
 
 def _expand_output_matrix(rows: Tensor, ids: Tensor, size: int) -> Tensor:
-    """Return an output matrix [size, hidden] for all token ids, from the rows of some ids.
+    """Return an output matrix [size, hidden] for all token ids, from a matrix for some token ids.
 
-    All other ids get the mean of the rows, and therefore the mean of the logits. They are never the
-    most likely token.
+    llama.cpp needs a row for every id. A missing row is set to the mean of the known rows. Its
+    logit is the mean of the known logits, so it is never the most likely token.
 
     Args:
-        rows: Rows of the output matrix, [r, hidden].
-        ids: Token ids of the rows, [r].
+        rows: Known rows of the output matrix, [r, hidden].
+        ids: Token ids of these rows, [r].
         size: Number of token ids.
     """
     whole = rows.mean(0).repeat(size, 1)
@@ -208,7 +212,9 @@ def _expand_output_matrix(rows: Tensor, ids: Tensor, size: int) -> Tensor:
 
 
 def _read_architecture(config: Any) -> tuple[str, dict[str, Any]]:
-    """Return llama.cpp's architecture and the rotary settings of a model."""
+    """Return the name of the architecture in llama.cpp, and the settings of the rotary
+    embedding.
+    """
     kind, rope = ARCHITECTURES.get(config.model_type), config.rope_parameters
     if kind is None:
         written = ", ".join(ARCHITECTURES)
@@ -223,10 +229,10 @@ def _read_architecture(config: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _interleave_rotary_rows(weight: Tensor, heads: int) -> Tensor:
-    """Return q_proj or k_proj with its rows in the order of llama.cpp's architecture `llama`.
+    """Return q_proj or k_proj with its rows in the order that llama.cpp expects.
 
-    Its rotary embedding rotates adjacent pairs of numbers. transformers' pairs are half a head
-    apart.
+    llama.cpp's rotary embedding rotates adjacent pairs of dimensions. The two dimensions of a pair
+    in transformers are half a head apart.
     """
     halves: Sequence[int] = (heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return weight.reshape(halves).transpose(1, 2).reshape(weight.shape)

@@ -1,9 +1,9 @@
 """Methods that decode with llama.cpp on the CPU: plain decoding, a draft model, prompt lookup.
 
-They use github.com/ggml-org/llama.cpp through its Python binding,
-github.com/abetlen/llama-cpp-python. The weights are those of the run's models, in float32, and the
-number of threads is that of torch. The module `binding` writes the weights to GGUF files before the
-first prompt. The time of a token is the time at which the binding's generator yields it.
+The methods use github.com/ggml-org/llama.cpp through its Python binding,
+github.com/abetlen/llama-cpp-python. They decode with the same models as the run, in float32, and
+with as many threads as torch. The weights are written to GGUF files before the first prompt. The
+time of a token is the time at which the binding's generator yields it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LlamaCppParams(MethodParams):
 
 
 class LlamaCpp(Method):
-    """llama.cpp's plain decoding: the baseline of its other methods."""
+    """Plain decoding with llama.cpp: the baseline of the other llama.cpp methods."""
 
     name: ClassVar[str] = "engine:llama.cpp"
     family: ClassVar[str] = "llama.cpp"
@@ -46,7 +46,10 @@ class LlamaCpp(Method):
         check_installed(self.name, "llama_cpp", "llama-cpp-python", "llamacpp")
 
     def create_engine(self, session: PeerSession) -> binding.LlamaCppEngine:
-        """Return the engine. `generate` calls this once per method."""
+        """Return the engine with its models.
+
+        `generate` calls this method only for the first request.
+        """
         return binding.LlamaCppEngine(
             binding.load_model(session, "target", flash_attn=self.params.flash)
         )
@@ -71,14 +74,14 @@ class LlamaCppDraftParams(LlamaCppParams):
 
 
 class LlamaCppDraft(LlamaCpp):
-    """llama.cpp's speculative decoding with a draft model, of constant length."""
+    """Speculative decoding with llama.cpp, with a draft model and a fixed draft length."""
 
     name: ClassVar[str] = "engine:llama.cpp-draft"
     Params: ClassVar[type[MethodParams]] = LlamaCppDraftParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def create_engine(self, session: PeerSession) -> binding.LlamaCppEngine:
-        """Return an engine with the run's draft, as the binding's `draft_model`."""
+        """Return an engine that drafts with the draft model of the run."""
         flash, length = self.params.flash, self.params.length
         draft = binding.load_model(session, "draft", ahead=length, flash_attn=flash)
         drafting = binding.make_model_drafter(draft, length)
@@ -98,13 +101,13 @@ class LlamaCppLookupParams(LlamaCppParams):
 
 
 class LlamaCppLookup(LlamaCpp):
-    """llama-cpp-python's prompt lookup."""
+    """Prompt lookup with llama-cpp-python."""
 
     name: ClassVar[str] = "engine:llama.cpp-lookup"
     Params: ClassVar[type[MethodParams]] = LlamaCppLookupParams
 
     def create_engine(self, session: PeerSession) -> binding.LlamaCppEngine:
-        """Return an engine with prompt lookup."""
+        """Return an engine that drafts by prompt lookup."""
         drafting = binding.make_lookup_drafter(self.params.ngram, self.params.length)
         target = binding.load_model(
             *(session, "target"),

@@ -1,1 +1,1 @@
-"""OpenVINO GenAI as an engine: the methods and the pipeline."""
+"""Decoding with OpenVINO GenAI: the methods and the code that runs its pipeline."""

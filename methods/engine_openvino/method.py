@@ -1,9 +1,9 @@
 """Methods that decode with OpenVINO GenAI on the CPU: plain decoding, a draft model, prompt lookup.
 
-They use github.com/openvinotoolkit/openvino.genai. The weights are those of the run's models, in
-float32, and the number of threads is that of torch. The module `pipeline` converts transformers'
-modules before the first prompt. The total time is that of OpenVINO's `generate`, and OpenVINO
-reports the time of the first token.
+The methods use github.com/openvinotoolkit/openvino.genai. They decode with the same models as the
+run, in float32, and with as many threads as torch. The models are converted before the first
+prompt. The total time is the time of OpenVINO's `generate`. OpenVINO itself reports the time to
+first token.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OpenVinoParams(MethodParams):
 
 
 class OpenVino(Method):
-    """OpenVINO GenAI's plain decoding: the baseline of its other methods."""
+    """Plain decoding with OpenVINO GenAI: the baseline of the other OpenVINO methods."""
 
     name: ClassVar[str] = "engine:openvino"
     family: ClassVar[str] = "OpenVINO GenAI"
@@ -50,13 +50,13 @@ class OpenVino(Method):
         check_installed(self.name, "openvino_genai", "OpenVINO GenAI", "openvino")
 
     def create_pipeline(self, session: PeerSession) -> Any:
-        """Return the pipeline. `generate` calls this once per method."""
+        """Return the OpenVINO pipeline. `generate` calls this method only for the first request."""
         chosen = self.params.attention
         more = {} if chosen is None else {"ATTENTION_BACKEND": chosen}
         return pipeline.create_pipeline(session.tokenizer, session.module("target"), **more)
 
     def options(self) -> dict[str, Any]:
-        """Return further generation settings of this method."""
+        """Return generation settings of this method in addition to the common ones."""
         return {}
 
     def generate(self, session: Session) -> Iterator[Step]:
@@ -81,20 +81,20 @@ class OpenVinoDraftParams(MethodParams):
 
 
 class OpenVinoDraft(OpenVino):
-    """OpenVINO GenAI's speculative decoding with a draft model, of constant length."""
+    """Speculative decoding with OpenVINO GenAI, with a draft model and a fixed draft length."""
 
     name: ClassVar[str] = "engine:openvino-draft"
     Params: ClassVar[type[MethodParams]] = OpenVinoDraftParams
     needs: ClassVar[frozenset[str]] = frozenset({"draft"})
 
     def create_pipeline(self, session: PeerSession) -> Any:
-        """Return a pipeline with the run's draft."""
+        """Return a pipeline that drafts with the draft model of the run."""
         return pipeline.create_pipeline(
             session.tokenizer, session.module("target"), session.module("draft")
         )
 
     def options(self) -> dict[str, Any]:
-        """Return the draft length."""
+        """Return the draft length as a generation setting."""
         return {"num_assistant_tokens": self.params.length}
 
 
@@ -110,19 +110,21 @@ class OpenVinoLookupParams(MethodParams):
 
 
 class OpenVinoLookup(OpenVino):
-    """OpenVINO GenAI's prompt lookup; it reports no draft counts."""
+    """Prompt lookup with OpenVINO GenAI, which reports no draft counts."""
 
     name: ClassVar[str] = "engine:openvino-lookup"
     Params: ClassVar[type[MethodParams]] = OpenVinoLookupParams
 
     def create_pipeline(self, session: PeerSession) -> Any:
-        """Return a pipeline with prompt lookup."""
+        """Return a pipeline that drafts by prompt lookup."""
         return pipeline.create_pipeline(
             session.tokenizer, session.module("target"), prompt_lookup=True
         )
 
     def options(self) -> dict[str, Any]:
-        """Return the draft length and the longest suffix."""
+        """Return the draft length and the maximum length of the matched suffix as generation
+        settings.
+        """
         return {
             "num_assistant_tokens": self.params.length,
             "max_ngram_size": self.params.ngram,

@@ -1,7 +1,7 @@
 """Conversion of transformers modules to OpenVINO models, and decoding with OpenVINO GenAI.
 
-A module is traced once. Its KV cache becomes state of the OpenVINO model, as OpenVINO GenAI
-requires. Weights, computation and KV cache are in float32.
+A transformers model is traced once. Its KV cache becomes internal state of the OpenVINO model, as
+OpenVINO GenAI requires. Weights, computation and KV cache are in float32.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ sizes."""
 
 
 def create_pipeline(tokenizer: Any, module: Any, draft: Any = None, **properties: Any) -> Any:
-    """Return OpenVINO GenAI's pipeline for a transformers module, on the CPU.
+    """Return an OpenVINO GenAI pipeline on the CPU that decodes with a transformers module.
 
     Args:
-        tokenizer: transformers' tokenizer. OpenVINO GenAI requires one, although it gets token ids.
+        tokenizer: transformers' tokenizer. OpenVINO GenAI requires a tokenizer, although requests
+            contain token ids.
         module: Target, as transformers module.
         draft: Draft model, as transformers module, or None.
         properties: Further OpenVINO properties.
@@ -79,7 +80,7 @@ def decode(pipeline: Any, session: PeerSession, **options: Any) -> CompletionRep
 
 
 def export_model(tokenizer: Any, module: Any) -> str:
-    """Return a folder with a module and its tokenizer as OpenVINO models."""
+    """Write a module and its tokenizer as OpenVINO models. Return the folder."""
 
     def write(folder: Path) -> None:
         core, tokenizers = import_module("openvino"), import_module("openvino_tokenizers")
@@ -93,7 +94,9 @@ def export_model(tokenizer: Any, module: Any) -> str:
 
 
 class _GrowingCache:
-    """KV cache for transformers during tracing. It appends new keys and values to tensors.
+    """KV cache of a transformers model while it is traced.
+
+    It appends new keys and values to tensors.
 
     Args:
         rows: Keys and values of each layer: keys of layer 0, values of layer 0, and so on.
@@ -116,7 +119,7 @@ class _GrowingCache:
 
 
 class _TracedModel(nn.Module):
-    """Language model whose KV cache is an input and an output, so that it can be traced."""
+    """Language model with the KV cache as input and output, so that torch can trace the model."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -145,8 +148,8 @@ class _TracedModel(nn.Module):
 def _convert_stateful(module: Any) -> Any:
     """Return the OpenVINO model of a transformers module.
 
-    Its inputs are ids, attention mask, positions and beam indices. Its output is the logits, and
-    its state is the KV cache.
+    The inputs are token ids, attention mask, positions and beam indices. The output is the logits.
+    The KV cache is internal state.
     """
     core, ops = import_module("openvino"), import_module("openvino.opset13")
     transformations = import_module("openvino._offline_transformations")

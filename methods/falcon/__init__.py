@@ -1,1 +1,1 @@
-"""Falcon: the method, its head and its decoding tree."""
+"""Falcon: the decoding method and its draft head."""

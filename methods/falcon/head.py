@@ -4,16 +4,16 @@ Xiangxiang Gao, Weisheng Xie, Yiwei Xiang, Feng Ji: Falcon: Faster and Parallel 
 Language Models through Enhanced Semi-Autoregressive Drafting and Custom-Designed Decoding Tree,
 AAAI 2025, arXiv:2412.12639.
 
-A pair consists of the feature f_j, which is the input of the target's output matrix, and the token
-x_{j+1}, as in EAGLE. One pass over the last k pairs (a block) predicts the next k features. The
-pairs go through an LSTM of two layers, and then through one Llama layer with the relaxed causal
-mask: the pairs of a block attend to each other and to all earlier pairs. The output at pair j is
-f_{j+k}, which the target's output matrix maps to the logits of x_{j+k+1}. As in the paper, k is 2.
+A pair consists of the feature f_j, which is the target's last hidden state, and the token x_{j+1},
+as in EAGLE. One pass over the last k pairs (a block) predicts the next k features. The pairs go
+through an LSTM of two layers, and then through one Llama layer with the relaxed causal mask: the
+pairs of a block attend to each other and to all earlier pairs. The output at pair j is f_{j+k},
+which the target's output matrix maps to the logits of x_{j+k+1}. As in the paper, k is 2.
 
 Differs from the paper: the LSTM reads the last k pairs only and has width `INNER`. Its output is
-added to a linear map of the pair. In the authors' code the LSTM takes the batch dimension for the
-sequence, so it does not connect tokens. Training has no glancing, which shows some future tokens to
-the head.
+added to a linear map of the pair. In the authors' code the LSTM runs over the batch dimension by
+mistake, so it does not connect tokens. specbench's training does not show future tokens to the head
+(no glancing).
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ BLOCK, INNER = 2, 64
 
 
 class Falcon(TwoStepHead):
-    """Falcon's head as a torch module.
+    """Falcon's draft head as a torch module, for training.
 
-    `HeadOutput.hidden` is the concatenation of the k features of the last pass, the k - 1 pairs
-    before them, and the embeddings of the tokens that were drafted from these features so far.
+    One pass predicts k features. A pair is a feature with the next token. `HeadOutput.hidden`
+    concatenates the k features of the last pass, the k - 1 pairs before them, and the embeddings of
+    the tokens drafted from these features so far.
     """
 
     kind: ClassVar[str] = "falcon"
@@ -66,7 +67,10 @@ class Falcon(TwoStepHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules; see `DraftHead.build`."""
+        """Create the submodules of the head.
+
+        The constructor of the base class calls this method.
+        """
         width = self.shape.hidden_size
         self.fc = nn.Linear(2 * width, width, bias=False)
         self.lstm = nn.ModuleList(nn.LSTMCell(reads, INNER) for reads in (2 * width, INNER))
@@ -74,7 +78,9 @@ class Falcon(TwoStepHead):
         self.layer = LlamaLayer(width, self.shape, self.rope, tensor_names, normed=False)
 
     def encode_pairs(self, windows: Tensor) -> Tensor:
-        """Return the input of the layer, [..., width].
+        """Run the LSTM on pairs of a feature and the next token.
+
+        Return the layer's input, [..., width].
 
         Args:
             windows: The last k pairs at each position, [..., k, 2 * width].
@@ -89,9 +95,10 @@ class Falcon(TwoStepHead):
         return rows.add(self.up(steps[-1]).unflatten(0, windows.shape[:-2]))
 
     def encode_text(self, pairs: Tensor, positions: Tensor) -> Tensor:
-        """Return the input of the layer for the pairs of a text, [sequences, n, width].
+        """Run the LSTM on all pairs of a text. Return the layer's input, [sequences, n, width].
 
-        The first pair takes the place of pairs before the start of the text.
+        A pair is a feature with the next token. Before the start of the text, the first pair is
+        repeated.
 
         Args:
             pairs: [sequences, n, 2 * width].
@@ -106,17 +113,17 @@ class Falcon(TwoStepHead):
     def project_context(
         self, embedded: Tensor, features: Tensor, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the text; see `TwoStepHead`."""
+        """Return the keys and values of the text."""
         rows = self.encode_text(torch.cat((embedded, features), -1), positions)
         return self.layer.self_attn.project_kv(rows, positions)
 
     def run_block(self, rows: Tensor, positions: Tensor, past: PastKeyValues) -> Tensor:
-        """Run the layer on the k pairs of each block, and return the next k features.
+        """Run the layer on blocks of k pairs, and return the next k features of each block.
 
         Args:
             rows: Input of the layer, [sequences, slots, k, width]. The result has the same shape.
             positions: Positions of the pairs, [sequences, slots, k].
-            past: Keys and values that the pairs attend to, including their own.
+            past: Keys and values that the pairs attend to, including those of the block itself.
         """
         layer, pairs = self.layer, zip(rows.unbind(2), positions.unbind(2), strict=True)
         outputs = [
@@ -125,9 +132,9 @@ class Falcon(TwoStepHead):
         return torch.stack(outputs, 2)
 
     def run_first_block(self, x: HeadInput) -> Tensor:
-        """Run the pass over the last k pairs before each slot.
+        """Run the head on the last k pairs before each slot.
 
-        Return `HeadOutput.hidden` (see the class) without embeddings of draft tokens.
+        Return `HeadOutput.hidden` without embeddings of draft tokens.
         """
         assert x.slots is not None
         pairs, positions, slots = torch.cat((x.embedded, x.features), -1), x.positions, x.slots
@@ -141,12 +148,12 @@ class Falcon(TwoStepHead):
     def run_next_block(
         self, hidden: Tensor, embedded: Tensor, positions: Tensor, past: PastKeyValues
     ) -> Tensor:
-        """Run the pass over the k tokens drafted since the previous pass.
+        """Run the head on the k tokens drafted since its previous pass.
 
-        Return `HeadOutput.hidden` (see the class) without embeddings of draft tokens.
+        Return `HeadOutput.hidden` without embeddings of draft tokens.
 
         Args:
-            hidden: Output of the previous pass.
+            hidden: `HeadOutput.hidden` of the previous pass.
             embedded: Embeddings of the k tokens, [sequences, slots, k, width].
             positions: Position of the last token, [sequences, slots].
         """
@@ -162,12 +169,12 @@ class Falcon(TwoStepHead):
         return torch.cat((outputs.flatten(2), pairs[:, :, 1 - BLOCK or BLOCK :].flatten(2)), -1)
 
     def draft_first(self, x: HeadInput) -> HeadOutput:
-        """Run a pass, and return its first feature; see `TwoStepHead`."""
+        """Run the head once to predict k features. Return the first feature."""
         hidden = self.run_first_block(x)
         return HeadOutput(hidden, hidden[..., : x.embedded.shape[-1]])
 
     def draft_next(self, x: HeadInput) -> HeadOutput:
-        """Return the next feature of the last pass, or run a pass if all k were used."""
+        """Return the next of the k predicted features. Run the head again if all k are used."""
         width = x.embedded.shape[-1]
         hidden = torch.cat((x.features, x.embedded), -1)
         drafted = hidden[..., self.hidden_widths * width :].unflatten(-1, (-1, width))
@@ -180,10 +187,10 @@ class Falcon(TwoStepHead):
 
 
 class FalconHead(UnfusedHead):
-    """Falcon's head for decoding.
+    """Falcon's draft head for decoding.
 
-    One forward drafts k tokens after the text. A forward over drafted tokens has k rows per path,
-    and drafts k tokens after each path.
+    The first forward drafts k tokens after the committed text. A later forward reads k draft tokens
+    of each path, and drafts k tokens after each path.
     """
 
     kind: ClassVar[str] = Falcon.kind
@@ -192,11 +199,14 @@ class FalconHead(UnfusedHead):
     head: Falcon
 
     def draft_first(self, x: HeadInput) -> HeadOutput:
-        """Run the first pass, and return one row per feature."""
+        """Run the head on the committed text.
+
+        Return one row for each of the k predicted features.
+        """
         return self._split_block(self.head.run_first_block(x))
 
     def draft_next(self, x: HeadInput) -> HeadOutput:
-        """Run a pass over k rows per path, and return one row per feature."""
+        """Run the head on k draft tokens per path. Return one row for each predicted feature."""
         past, n, tokens = x.past, BLOCK, x.embedded.unflatten(1, (-1, BLOCK))
         mine = PastKeyValues(past.mask[:, :, ::BLOCK], past.text)
         mine.own += [(keys[:, :, ::BLOCK], values[:, :, ::BLOCK]) for keys, values in past.own]

@@ -73,21 +73,21 @@ class Falcon(Method):
     """Falcon: a head predicts a block of features per pass, and drafts a tree block by block.
 
     Lossless because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
-    noise of each position). Nodes are the head's most likely tokens, not drawn at random. Each is
-    accepted with the target's probability of it; in greedy decoding and coupled sampling it is
-    accepted if and only if the target chooses it.
-    Differs from the authors' code: verification uses the target's own distribution; their code
-    draws the token after full acceptance at temperature 1. No draft exceeds the remaining token
-    budget.
+    noise that all methods share). Nodes are the head's most likely tokens, not drawn at random. A
+    node is accepted with the probability that the target gives its token. In greedy decoding and
+    coupled sampling, it is accepted if and only if the target chooses the same token.
+    Differs from the authors' code: verification uses the target's own distribution. After full
+    acceptance, the authors' code draws the next token at temperature 1. No draft exceeds the
+    remaining token budget.
 
     One step:
-    1. Feed the head the new committed tokens, each with the target's feature of the previous token.
-       One pass over the last k pairs predicts k features.
-    2. Feature i of a block ranks the tokens of level i, the same for all nodes of the level above.
-       Take the children that the tree selects.
-    3. After the last level of a block, each node with children ends a path of k tokens. Feed these
-       paths, with the features that ranked their tokens, in one pass. It predicts the next k
-       features after each path. Continue with 2.
+    1. The head reads the new committed tokens, each with the target's feature of the previous
+       token. One pass over the last k pairs of feature and token predicts k features.
+    2. Feature i = 1, ..., k of a block ranks the tokens of its level i. The ranking is the same for
+       all parents. Take the children that the static tree contains.
+    3. After the last level of a block, each node with children ends a path of k tokens. In one
+       pass, the head reads these paths with the features that ranked their tokens. It predicts the
+       next k features after each path. Continue with step 2.
     4. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 
@@ -107,14 +107,16 @@ class Falcon(Method):
     }
 
     def start(self, session: Session) -> None:
-        """Choose the tree, reserve its space, and capture the features that the head reads."""
+        """Choose the draft tree, reserve space for it, and capture the features that the head
+        reads.
+        """
         depth, width = self.params.depth, min(self.params.width, session.target.vocab_size)
         tree, nodes = self.params.tree, self.params.nodes
         self.tree = static_tree(tree, nodes, depth, width, choices=KMASK2_8LAYER_TREE)
         self.levels = Levels.of_head(session, *self.artifacts(), nodes=len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3; see the class."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
@@ -124,7 +126,7 @@ class Falcon(Method):
         path: list[host.Ids] = []  # tokens of those nodes in their own block, by level
         tokens: list[host.Ids] = []
         for ahead, level in enumerate(tree.levels()):
-            # Step 2: All nodes of a block share the ranking of their level.
+            # Step 2: All nodes of one block have the same ranking of children at this level.
             ranked, _ = session.branch(
                 out.rows[ahead % k :: k], level.width, how="deterministic", ahead=ahead
             )
@@ -134,8 +136,8 @@ class Falcon(Method):
             path = [host.take(above, level.fed_parents) for above in path]
             path.append(level.select_fed(tokens[-1]))
             block = tuple(block[above] for above in level.fed_parents)
-            # Step 3: Each token is a row, path after path. The output of a block belongs to its
-            # last row.
+            # Step 3: Run the head on each path of k tokens, one row per token. Children of a path
+            # read the output of its last row.
             if len(path) == k:
                 rows = tuple(k * above + k - 1 if ahead >= k else 0 for above in block)
                 parents = tuple(row for row in rows for _ in range(k))

@@ -1,1 +1,1 @@
-"""Hidden Transfer: the method and its maps."""
+"""Hidden Transfer: the decoding method and its trained maps."""

@@ -5,10 +5,10 @@ Zhao: Parallel Decoding via Hidden Transfer for Lossless Large Language Model Ac
 arXiv:2404.12022.
 
 h is the hidden state of a token before layer L. A linear map W_k predicts the hidden state of the
-token k positions later: the pseudo hidden state W_k h. It goes through layers L, L + 1, ... of the
-target at that position, and the target's output matrix maps the result to logits. The parameters
-are D_k in W_k = I + D_k. They are zero before training, so that weight decay pulls W_k to the
-identity.
+token k positions later: the pseudo hidden state W_k h. The target runs its layers L, L + 1, ... on
+the pseudo hidden state at that position. Its output matrix maps the result to logits. The trained
+parameters are D_k, where W_k = I + D_k. They are zero before training, and weight decay pulls W_k
+to the identity.
 
 As in the paper, pseudo hidden states attend to earlier ones, the target is frozen, and its
 distribution is the label. Differs from the paper, whose code is not public: all steps k use the
@@ -26,12 +26,12 @@ from specbench_cli.api import Decoder, LookAhead
 
 
 class TransferMaps(LookAhead):
-    """Linear maps D_k, [levels, hidden, hidden].
+    """Linear maps D_k of Hidden Transfer, [levels, hidden, hidden]. W_k = I + D_k.
 
     Args:
-        target: Target whose hidden states are mapped.
+        target: Target whose hidden states the maps read.
         levels: Number of tokens to predict ahead.
-        layer: Number of layer L. None means the middle layer.
+        layer: Number L of the layer whose input the maps read. None means the middle layer.
     """
 
     kind: ClassVar[str] = "hidden-transfer"
@@ -42,7 +42,7 @@ class TransferMaps(LookAhead):
         self.moves = nn.Parameter(torch.zeros(levels, width, width))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return pseudo hidden states, [n, levels, hidden]; see `LookAhead.forward`.
+        """Return the predicted (pseudo) hidden states of the next tokens, [n, levels, hidden].
 
         Args:
             rows: Hidden states before layer L, [n, hidden].

@@ -1,1 +1,1 @@
-"""Hydra: the method and its heads."""
+"""Hydra: the decoding method and its draft heads."""

@@ -3,10 +3,10 @@
 Zachary Ankner et al.: Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding, COLM 2024,
 arXiv:2402.05109, section 3.
 
-Head k reads x = [h, E(y_0), ..., E(y_k)]: the target's hidden state h before the output matrix, and
-the target's embeddings of the last committed token y_0 and of the k tokens drafted after it. It
-predicts y_{k+1} with the logits U_k (A_k x + SiLU(B_k x)). Further residual blocks z + SiLU(C z)
-may precede the output matrix U_k.
+Head k = 0, 1, ... reads x = [h, E(y_0), ..., E(y_k)]. h is the target's last hidden state. E is the
+target's embedding, y_0 is the last committed token, and y_1, ..., y_k are the draft tokens after
+it. Head k predicts y_{k+1} with the logits U_k (A_k x + SiLU(B_k x)). Further residual blocks z +
+SiLU(C z) may precede the output matrix U_k.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class HydraHeads(SequentialHead):
         target: Target that the heads draft for.
         levels: Number of heads.
         blocks: Number of blocks per head. The first one maps the input to the target's hidden size.
-            Further blocks are residual.
+            Further blocks are residual blocks.
         own_output: Whether each head has its own output matrix, as in the paper. If False, all
-            heads use the target's.
+            heads use the target's output matrix.
         embeds: Width to which all embeddings are projected, so that the heads of small models stay
             small. None means no projection, as in the paper.
     """
@@ -70,7 +70,7 @@ class HydraHeads(SequentialHead):
                 output.load_state_dict(first)
 
     def forward(self, rows: Tensor, ids: Tensor, level: int) -> LevelOutput:  # type: ignore[override]
-        """Run head `level`; see `SequentialHead.forward`. Its hidden output is its input."""
+        """Run head `level`. Return the logits, and the input of the head as hidden output."""
         embedded = self.target.embed(ids)
         read = torch.cat((rows, embedded if self.down is None else self.down(embedded)), -1)
         hidden = self.heads[level](read)
@@ -79,10 +79,10 @@ class HydraHeads(SequentialHead):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load heads in specbench's format or in that of the authors' code.
+        """Load heads in the format of specbench or of the authors' code.
 
-        The latter is github.com/zankner/Hydra with `hydra_head_arch` "mlp". Its tensor names have
-        other prefixes.
+        The authors' code is github.com/zankner/Hydra, with `hydra_head_arch` "mlp". Its tensor
+        names have other prefixes.
         """
         weights, source = Weights(folder), "Hydra heads (zankner)"
         if any(name.startswith("prefix_embeding_layer.") for name in weights):
@@ -127,7 +127,10 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 class FirstBlock(nn.Module):
-    """Block A x + SiLU(B x). Before training it returns the first `width` numbers of x."""
+    """Block A x + SiLU(B x) of a Hydra head.
+
+    Before training it returns the first `width` numbers of x.
+    """
 
     def __init__(self, input_width: int, width: int) -> None:
         super().__init__()
@@ -146,7 +149,7 @@ class FirstBlock(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Block z + SiLU(C z). Before training it returns z."""
+    """Residual block z + SiLU(C z) of a Hydra head. Before training it returns z."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -166,8 +169,8 @@ def make_mlp(input_width: int, width: int, blocks: int, *, before: bool = False)
         input_width: Width of the input.
         width: Hidden size of the target.
         blocks: Number of blocks.
-        before: Insert an identity before each block. Hydra++'s checkpoints have dropout there, so
-            their blocks have odd numbers.
+        before: Whether to insert an identity module before each block. Checkpoints of Hydra++ have
+            dropout there, so their blocks have odd numbers.
     """
     each = [FirstBlock(input_width, width), *(ResidualBlock(width) for _ in range(blocks - 1))]
     if not before:

@@ -45,22 +45,22 @@ class Hydra(Method):
     """Hydra: heads on the target's last hidden state and the drafted tokens fill a static tree.
 
     Lossless because the tree depends only on earlier tokens (in coupled sampling also on the Gumbel
-    noise of each position). Nodes are the most likely tokens at their parent, not drawn at random.
-    Each is accepted with the target's probability of it; in greedy decoding and coupled sampling it
-    is accepted if and only if the target chooses it. In sampling with `children=drawn`, siblings
-    are drawn without replacement from the head's distribution, and tested in that order.
-    `accept=typical` is the paper's rule at temperatures above zero. It is not exact, and specbench
-    reports it as lossy.
-    Differs from the authors' code: without typical acceptance, verification uses the target's own
-    distribution, and the first token of a step is drawn from it. The tree is built as in Medusa or
-    that of their code (`tree`). No draft exceeds the remaining token budget.
+    noise that all methods share). Nodes are the most likely tokens at their parent, not drawn at
+    random. A node is accepted with the probability that the target gives its token. In greedy
+    decoding and coupled sampling, it is accepted if and only if the target chooses the same token.
+    In sampling with `children=drawn`, siblings are drawn without replacement from the head's
+    distribution, and tested in that order. `accept=typical` is the paper's rule at temperatures
+    above zero. It is not exact, and specbench reports it as lossy.
+    Differs from the authors' code: without typical acceptance, verification and the first token of
+    a step use the target's own distribution. The parameter `tree` selects a tree built as in Medusa
+    or the tree of the authors' code. No draft exceeds the remaining token budget.
 
     One step:
-    1. Head 1 reads the target's hidden state that predicted the last committed token, and that
+    1. Head 1 reads the last committed token, and the target's hidden state that predicted this
        token.
-    2. Level by level, take the children that the tree selects from the head's ranking at their
-       parent. At each node of level k that has children, head k + 1 reads the target's hidden
-       state, the last committed token and all tokens on the node's path: one call per level.
+    2. Level by level, the head ranks the children of each node. Take the children that the static
+       tree contains. At each node of level k that has children, head k + 1 reads the target's
+       hidden state, the last committed token and all tokens on the node's path: one call per level.
     3. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 
@@ -74,7 +74,9 @@ class Hydra(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "width"})
 
     def start(self, session: Session) -> None:
-        """Choose the tree, reserve its space, and capture the hidden states that the heads read."""
+        """Choose the draft tree, reserve space for it, and capture the hidden states that the heads
+        read.
+        """
         heads = session.artifact(*self.artifacts())
         session.capture_layers(heads.captured_layers)
         width, depth = min(self.params.width, session.target.vocab_size), heads.sizes["levels"]
@@ -83,12 +85,12 @@ class Hydra(Method):
         self.levels = HeadLevels(session, heads)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step: steps 1 and 2 of the class docstring."""
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())
         how: DrawMode = (
             "deterministic" if self.params.children == "likeliest" else "without_replacement"
         )
-        # The input of a node is that of its parent's head, and the node's own token.
+        # A node's head reads the input of its parent's head and the node's own token.
         return fill(tree, self.levels, self.levels.begin(), session, how=how).draft

@@ -1,1 +1,1 @@
-"""Hydra++: the method and its head."""
+"""Hydra++: the decoding method and its draft heads."""

@@ -3,9 +3,10 @@
 Zachary Ankner et al.: Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding, COLM 2024,
 arXiv:2402.05109, section 4.
 
-Prefix attention: one Llama layer reads the hidden states h_0, ..., h_t before the target's output
-matrix. Its normed output h*_t replaces h_t in Hydra's heads: head k reads [h*_t, E(y_0), ...,
-E(y_k)]. Each head has several blocks, and is trained on the target's distributions.
+Prefix attention: one Llama layer reads the target's last hidden states h_0, ..., h_t. Its normed
+output h*_t replaces h_t in Hydra's heads. Head k = 0, 1, ... reads [h*_t, E(y_0), ..., E(y_k)],
+with the embeddings E of the last committed token y_0 and of k draft tokens. Each head has several
+blocks, and is trained on the target's distributions.
 """
 
 from __future__ import annotations
@@ -33,16 +34,17 @@ projection."""
 
 
 class HydraPlus(PrefixHead):
-    """Hydra++'s heads with their prefix attention, as a torch module.
+    """Hydra++'s draft heads with their prefix attention, as a torch module for training.
 
     Heads that specbench trains use the target's output matrix. In the authors' checkpoints, each
-    head has its own.
+    head has its own output matrix.
 
     Args:
         levels: Number of heads.
         blocks: Number of blocks per head.
-        embeds: Width of the projected embeddings; see `HydraHeads`.
-        outputs: Number of rows of each head's output matrix. 0 if the heads use the target's.
+        embeds: Width to which token embeddings are projected. None means no projection.
+        outputs: Number of rows of each head's output matrix. 0 if the heads use the target's output
+            matrix.
     """
 
     kind: ClassVar[str] = "hydra++"
@@ -98,13 +100,16 @@ class HydraPlus(PrefixHead):
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
-        """Return an untrained head. Its prefix attention is small, and embeddings are projected."""
+        """Return an untrained head.
+
+        Its prefix attention layer is small, and token embeddings are projected to a smaller width.
+        """
         wide = min(_HEAD_DIM, shape.head_dim)
         return cls(replace(shape, head_dim=wide), rope, embeds=min(_EMBEDS, shape.hidden_size))
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
-        """Return the sizes as constructor arguments, from the shapes of the tensors.
+        """Return further constructor arguments: sizes that the shapes of the tensors determine.
 
         Raises:
             EnvironmentFault: The shapes do not match the target.
@@ -131,14 +136,19 @@ class HydraPlus(PrefixHead):
         }
 
     def step(self, embedded: Tensor, rows: Tensor) -> HeadOutput:
-        """Run the head of this draft level on h* and the embeddings of all tokens of the path."""
+        """Run the head of this draft step.
+
+        It reads the output h* of the prefix attention, and the embeddings of all tokens of the
+        path.
+        """
         read = torch.cat((rows, embedded if self.down is None else self.down(embedded)), -1)
         return HeadOutput(read, self.heads[self.level(read)](read))
 
     def level(self, read: Tensor) -> int:
         """Return the index of the head for an input of this width.
 
-        Head 0 reads h* and one embedding, head 1 reads two embeddings, and so on.
+        Head 0 reads h* (the output of the prefix attention) and one embedding. Head 1 reads h* and
+        two embeddings, and so on.
         """
         width = self.shape.hidden_size
         token = width if self.down is None else self.down.out_features
@@ -146,7 +156,7 @@ class HydraPlus(PrefixHead):
 
 
 class HydraPlusHead(PrefixLayerHead):
-    """Hydra++'s heads for decoding."""
+    """Hydra++'s draft heads for decoding."""
 
     kind: ClassVar[str] = HydraPlus.kind
     module: ClassVar[type[PrefixHead]] = HydraPlus

@@ -47,22 +47,22 @@ class HydraPlusParams(AcceptParams, TreeParams):
 class HydraPlus(Method):
     """Hydra++: Hydra's heads read the output of a layer that attends to the whole prefix.
 
-    Exact for the same reason as Hydra: the tree depends only on earlier tokens (in coupled sampling
-    also on the Gumbel noise of each position), and each node is accepted with the target's
-    probability of it. With `children=drawn`, in sampling, siblings are drawn without replacement
-    and tested in that order. `accept=typical` is the authors' rule at temperatures above zero,
-    which is not exact.
-    Differs from the authors' code: without typical acceptance, verification uses the target's own
-    distribution, and the first token of a step is drawn from it. The tree is built as in Medusa or
-    that of their code (`tree`). No draft exceeds the remaining token budget.
+    Lossless for the same reason as Hydra: the tree depends only on earlier tokens (in coupled
+    sampling also on the Gumbel noise that all methods share), and each node is accepted with the
+    probability that the target gives its token. With `children=drawn`, in sampling, siblings are
+    drawn without replacement and tested in that order. `accept=typical` is the authors' rule at
+    temperatures above zero, which is not exact.
+    Differs from the authors' code: without typical acceptance, verification and the first token of
+    a step use the target's own distribution. The parameter `tree` selects a tree built as in Medusa
+    or the tree of the authors' code. No draft exceeds the remaining token budget.
 
     One step:
-    1. Prefix attention: the head's own layer reads the target's hidden states of the tokens that
-       were committed since the last step, after those that it read before. The heads read its last
-       output. Drafted tokens never enter it.
-    2. Level by level, take the children that the tree selects from the head's ranking at their
-       parent. Head k reads the layer's last output, the last committed token and all tokens on the
-       node's path: one call per level.
+    1. Prefix attention: the layer in front of the heads reads the target's hidden states of newly
+       committed tokens. The KV cache of this layer contains the earlier committed tokens, and never
+       draft tokens. The heads read the layer's last output.
+    2. Level by level, the head ranks the children of each node. Take the children that the static
+       tree contains. Head k reads the layer's last output, the last committed token and all tokens
+       on the node's path: one call per level.
     3. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 
@@ -77,7 +77,9 @@ class HydraPlus(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes", "width"})
 
     def start(self, session: Session) -> None:
-        """Choose the tree, reserve its space, and capture the hidden states that the head reads."""
+        """Choose the draft tree, reserve space for it, and capture the hidden states that the head
+        reads.
+        """
         head, params = session.artifact(*self.artifacts()), self.params
         session.capture_layers(head.captured_layers)
         width = min(params.width, session.target.vocab_size)
@@ -88,7 +90,7 @@ class HydraPlus(Method):
         self.levels = Levels(session, head, session.new_state(head, slack=size))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step: steps 1 and 2 of the class docstring."""
         tree = self.tree.truncate(limit, self.params.width)
         if not tree.nodes:
             return session.chain(())

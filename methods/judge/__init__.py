@@ -1,1 +1,1 @@
-"""Judge decoding: the method and its head."""
+"""Judge Decoding: the decoding method and its trained head."""

@@ -1,4 +1,4 @@
-"""Head of Judge Decoding, which predicts from a hidden state whether a token is harmless.
+"""Head of Judge Decoding. It predicts from a target hidden state whether a draft token is harmless.
 
 Bachmann et al., arXiv:2501.19309: one linear layer on the last hidden state, and a sigmoid.
 """
@@ -23,8 +23,9 @@ class JudgeHead(Artifact):
     """Trained judge: a logistic regression over hidden states of the target.
 
     Args:
-        weight: Weight, [hidden]. It is applied to hidden states after the target's final norm.
-        bias: Bias, [1].
+        weight: Weight of the regression, [hidden]. Its input is the hidden state after the target's
+            final norm.
+        bias: Bias of the regression, [1].
     """
 
     kind: ClassVar[str] = "judge"
@@ -35,7 +36,7 @@ class JudgeHead(Artifact):
         self.weight_bytes = weight.nbytes + bias.nbytes
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return the probability [n] that each token is harmless.
+        """Return the probability that a token is harmless, for each of n tokens.
 
         Args:
             rows: The target's normed hidden states at the tokens, [n, hidden].
@@ -44,7 +45,7 @@ class JudgeHead(Artifact):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load the judge in a folder: config.json with its width, and safetensors.
+        """Load the judge from a folder with config.json and a safetensors file.
 
         Raises:
             EnvironmentFault: The files cannot be read, or the judge is for another target.
@@ -72,7 +73,7 @@ class JudgeHead(Artifact):
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return a judge with random weights, whose probabilities are spread over (0, 1)."""
+        """Return a judge with random weights. Its probabilities are spread over (0, 1)."""
         target, generator = decoders["target"], torch.Generator().manual_seed(seed)
         dtype = torch.promote_types(target.dtype, torch.float32)
         weight = torch.randn(target.hidden_size, generator=generator, dtype=torch.float64)

@@ -52,8 +52,9 @@ class JudgeVerifier(AcceptRule):
     pure: ClassVar[bool] = False
 
     def relaxed_mask(self, places: DraftContext, random: Random) -> Tensor:
-        """Return sigmoid(w h + b) > threshold for each token, where h is the hidden state at the
-        token."""
+        """Return sigmoid(w h + b) > threshold for each draft token, where h is the target's hidden
+        state at the token.
+        """
         if self.head is None or places.features is None:
             raise MethodFault(
                 "a judge needs its head and the target's hidden states (`session.capture_layers`)"
@@ -62,12 +63,15 @@ class JudgeVerifier(AcceptRule):
 
     @property
     def is_exact(self) -> bool:
-        """True at threshold 1, where the rule accepts no further tokens."""
+        """Return True if the threshold is 1.
+
+        Then the judge accepts no tokens that the lossless rule rejects.
+        """
         return self.threshold >= 1
 
     @property
     def stricter(self) -> JudgeVerifier:
-        """The rule with a threshold half way between this one and 1."""
+        """Rule with a higher threshold, half way between the threshold of this rule and 1."""
         return replace(self, threshold=(1 + self.threshold) / 2)
 
 
@@ -76,19 +80,20 @@ class Judge(DraftModelMethod):
 
     Not exact: a token that the lossless rule rejects is accepted if the head predicts that it is
     harmless with a probability above `threshold`. The head is one linear layer on the target's
-    hidden state at that token. With threshold 1 the method generates the tokens of `sps`.
+    hidden state at that token. With threshold 1 the method generates the same tokens as standard
+    speculative sampling (`sps`).
     Differs from the paper: the head reads the hidden state after the final norm. Its training
-    labels are found automatically, not annotated by people: a token is harmless if the answer that
-    the target writes after it is as good as before (AutoJudge: Garipov et al., NeurIPS 2025,
-    arXiv:2504.20039; `specbench train judge`).
+    labels are found automatically, not annotated by people: a draft token is harmless if it does
+    not make the target's answer worse (AutoJudge: Garipov et al., NeurIPS 2025, arXiv:2504.20039).
+    The command `specbench train judge` trains the head.
 
     One step:
-    1. (base) Feed the draft model its pending tokens, and draw `length` tokens x from it.
+    1. (base) The draft model processes its pending tokens. Draw `length` tokens x from it.
     2. (engine) One target forward over the last committed token and the draft. x is accepted if the
        lossless rule accepts it, or if sigmoid(w h + b) > threshold, where h is the hidden state at
        x.
     3. (engine) Replace the first rejected token by the lossless rule's token.
-    4. (base) Drop the draft's KV entries of rejected tokens.
+    4. (base) Drop the draft model's KV entries of rejected tokens.
     """
 
     name: ClassVar[str] = "judge"
@@ -107,11 +112,14 @@ class Judge(DraftModelMethod):
 
     @property
     def accept(self) -> AcceptRule:
-        """Accept rule of step 2, for tokens that the lossless rule rejects."""
+        """Rule of step 2 of the class docstring.
+
+        It may accept tokens that the lossless rule rejects.
+        """
         return JudgeVerifier(self.params.threshold, self.judge_head)
 
     def start(self, session: Session) -> None:
-        """Prefill the draft, and capture the hidden states that the judge reads."""
+        """Prefill the draft model, and capture the target's hidden states that the judge reads."""
         (wanted,) = self.artifacts()
         self.judge_head = session.artifact(wanted)
         session.capture_layers((NORMED,))

@@ -1,9 +1,9 @@
 """Training of a judge: a logistic regression over hidden states of the target.
 
-The examples are draft tokens that differ from the target's own token. AutoJudge (Garipov et al.,
-NeurIPS 2025, arXiv:2504.20039) finds such tokens and their labels automatically ("mining"). The
-features of a token are the target's hidden state at that token, after the final norm (Bachmann et
-al., ICLR 2025, arXiv:2501.19309).
+The training examples are draft tokens that differ from the target's own token. AutoJudge (Garipov
+et al., NeurIPS 2025, arXiv:2504.20039) finds these tokens and their labels automatically, which is
+called mining. The features of a token are the target's hidden state at that token, after the final
+norm (Bachmann et al., ICLR 2025, arXiv:2501.19309).
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,8 @@ class MinedTokens:
 
     Attributes:
         rows: The target's normed hidden states at these tokens, [n, hidden].
-        harmless: Whether the answer stays as good with the draft token, [n] bool.
+        harmless: Whether the target's answer with the draft token is as good as with its own token,
+            [n] bool.
         question: Number of the question in whose answer the token occurs, [n].
     """
 
@@ -39,12 +40,13 @@ class JudgeQuality:
     """Quality of a judge on held-out questions.
 
     Attributes:
-        tokens: Number of held-out tokens.
-        harmless: Share of harmless tokens among them.
-        auc: Probability that the judge ranks a harmless token above one that is not.
+        tokens: Number of draft tokens in the held-out questions.
+        harmless: Share of these tokens that are harmless.
+        auc: Area under the ROC curve: the probability that the judge ranks a harmless token above a
+            harmful one.
         strength: Weight of the L2 penalty in training.
-        caught: Share of the tokens that are not harmless and that the judge rejects, by threshold.
-        passed: Share of the harmless tokens that the judge accepts, by threshold.
+        caught: Share of the harmful tokens that the judge rejects. The key is the threshold.
+        passed: Share of the harmless tokens that the judge accepts. The key is the threshold.
     """
 
     tokens: int
@@ -56,10 +58,11 @@ class JudgeQuality:
 
 
 def fit(mined: MinedTokens) -> tuple[Tensor, Tensor, JudgeQuality]:
-    """Return weight [hidden] and bias [1] of the best judge, and its quality on held-out questions.
+    """Train judges, and return the best one: weight [hidden], bias [1], and quality on held-out
+    questions.
 
-    The best judge has the highest AUC over the values of `STRENGTHS`. Both classes have the same
-    total weight in the loss.
+    `STRENGTHS` lists the L2 penalties to try. The best judge has the highest AUC. In the loss,
+    harmless and harmful tokens have the same total weight.
     """
     held = mined.question % HELD_OUT == 0
     inside, labels = mined.rows[~held].double(), mined.harmless[~held]

@@ -1,1 +1,1 @@
-"""Medusa: the method and its heads."""
+"""Medusa: the decoding method and its draft heads."""

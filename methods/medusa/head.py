@@ -3,9 +3,9 @@
 Tianle Cai et al.: Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads,
 ICML 2024, arXiv:2401.10774, section 2.1.
 
-Head k (counted from 0) reads the target's hidden state h before the output matrix. It predicts the
-token k + 2 positions later, with the logits U_k (h + SiLU(W_k h + b_k)). Before training, W_k is
-zero and U_k is the target's output matrix, so each head predicts the target's next token.
+Head k (counted from 0) reads the target's last hidden state h. It predicts the token k + 2
+positions later, with the logits U_k (h + SiLU(W_k h + b_k)). Before training, W_k is zero and U_k
+is the target's output matrix, so each head predicts the target's next token.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MedusaHeads(FeatureHead):
         levels: Number of heads.
         blocks: Number of residual blocks per head. The authors use one.
         own_output: Whether each head has its own output matrix, as in the paper. If False, all
-            heads use the target's, which keeps the heads of small models small.
+            heads use the target's output matrix, which keeps the heads of small models small.
     """
 
     kind: ClassVar[str] = "medusa"
@@ -57,7 +57,7 @@ class MedusaHeads(FeatureHead):
             self.output.data.copy_(read_output_matrix(target).expand_as(self.output))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return logits of all heads, [levels, n, vocab]; see `FeatureHead.forward`."""
+        """Return the logits of all heads, [levels, n, vocab]."""
         hidden = rows.expand(self.sizes["levels"], *rows.shape)
         for weight, bias in zip(self.weight, self.bias, strict=True):
             hidden = hidden + silu(torch.baddbmm(bias, hidden, weight.mT))
@@ -65,10 +65,10 @@ class MedusaHeads(FeatureHead):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load heads in specbench's format or in that of the authors' code.
+        """Load heads in the format of specbench or of the authors' code.
 
-        In the latter (github.com/FasterDecoding/Medusa), `K.B.linear` is block B of head K, and its
-        output matrix follows the blocks.
+        In the authors' code (github.com/FasterDecoding/Medusa), the tensor `K.B.linear` is block B
+        of head K. The output matrix of a head has the number after its last block.
         """
         weights = Weights(folder)
         found = {name: match for name in weights if (match := PUBLISHED.fullmatch(name))}
@@ -93,7 +93,8 @@ class MedusaHeads(FeatureHead):
 def read_output_matrix(target: Decoder) -> Tensor:
     """Return the target's output matrix [vocab, hidden], on the CPU.
 
-    It is computed as the logits of unit vectors, because the target may store it in another form.
+    The target may store the matrix in another form, such as quantized. The matrix is therefore
+    computed as the logits of unit vectors.
     """
     ones = torch.eye(target.hidden_size, device=target.device, dtype=target.dtype)
     with torch.no_grad():

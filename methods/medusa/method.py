@@ -43,17 +43,16 @@ class Medusa(Method):
     """Medusa: each head predicts one of the next tokens, and their candidates fill a static tree.
 
     Lossless because the tree depends only on earlier tokens. A node is one of its head's most
-    likely tokens, not drawn at random. It is accepted with the target's probability of it; in
-    greedy decoding and coupled sampling it is accepted if and only if the target chooses it.
-    `accept=typical` is the paper's rule at temperatures above zero. It is not exact, and specbench
-    reports it as lossy.
-    Differs from the authors' code: without typical acceptance, verification uses the target's own
-    distribution, and the first token of a step is drawn from it. No draft exceeds the remaining
-    token budget.
+    likely tokens, not drawn at random. A node is accepted with the probability that the target
+    gives its token. In greedy decoding and coupled sampling (all methods share the Gumbel noise),
+    it is accepted if and only if the target chooses the same token. `accept=typical` is the paper's
+    rule at temperatures above zero. It is not exact, and specbench reports it as lossy.
+    Differs from the authors' code: without typical acceptance, verification and the first token of
+    a step use the target's own distribution. No draft exceeds the remaining token budget.
 
     One step:
-    1. From the target's hidden state that predicted the last committed token, head k predicts the
-       token k places after it, all heads at once and independently.
+    1. All heads read the target's hidden state that predicted the last committed token. Head k = 1,
+       2, ... predicts the token k places after this token, independently of the other heads.
     2. The node of level k and rank r is the r-th best token of head k, whatever its parent.
     3. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
@@ -69,7 +68,9 @@ class Medusa(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"nodes"})
 
     def start(self, session: Session) -> None:
-        """Choose the tree, reserve its space, and capture the hidden states that the heads read."""
+        """Choose the draft tree, reserve space for it, and capture the hidden states that the heads
+        read.
+        """
         self.heads = session.artifact(*self.artifacts())
         session.capture_layers(self.heads.captured_layers)
         nodes, authors = self.params.nodes, len(MC_SIM_7B_63)
@@ -78,6 +79,6 @@ class Medusa(Method):
         session.reserve(len(self.tree.nodes))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step: steps 1 and 2 of the class docstring."""
         logits = self.heads(session.features())[:, 0]  # [levels, V]
         return fill_from(self.tree, logits, session)

@@ -1,1 +1,1 @@
-"""Multi-token prediction: the method and its head."""
+"""Multi-token prediction: the decoding method and its draft head."""

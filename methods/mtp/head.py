@@ -1,12 +1,12 @@
 """Multi-token-prediction (MTP) layer, used as a draft head.
 
-DeepSeek-AI: DeepSeek-V3 Technical Report, arXiv:2412.19437. The computation is that of
+DeepSeek-AI: DeepSeek-V3 Technical Report, arXiv:2412.19437. The computation follows
 XiaomiMiMo/MiMo.
 
-At position t, the layer combines the token x_{t+1} with h_t, the target's hidden state before the
-output matrix. `fc` maps [norm(embed(x_{t+1})), norm(h_t)] to the input of one transformer layer.
-The target's output matrix maps the output of this layer, after a final norm, to the logits of
-x_{t+2}. At later draft levels, the same output replaces h_t.
+At position t, the layer combines the token x_{t+1} with h_t, the target's last hidden state. The
+matrix `fc` maps [norm(embed(x_{t+1})), norm(h_t)] to the input of one transformer layer. The
+target's output matrix maps the output of this layer, after a final norm, to the logits of x_{t+2}.
+At later draft steps, the output of this layer replaces h_t.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ _DEEPSEEK = {
 class Mtp(JoinedHead):
     """MTP layer as a torch module, for training.
 
-    Layers that specbench trains have MiMo's layout, where `fc` reads [h_t, embedding].
+    A layer that specbench trains has the checkpoint layout of MiMo, where `fc` reads [h_t,
+    embedding].
     """
 
     kind: ClassVar[str] = "mtp"
@@ -99,7 +100,10 @@ class Mtp(JoinedHead):
     )
 
     def build(self, tensor_names: Collection[str]) -> None:
-        """Create the submodules; see `DraftHead.build`."""
+        """Create the submodules of the head.
+
+        The constructor of the base class calls this method.
+        """
         width = self.shape.hidden_size
         self.enorm, self.hnorm = self.new_norm(), self.new_norm()
         self.fc = nn.Linear(2 * width, width, bias="fc.bias" in tensor_names)
@@ -108,32 +112,39 @@ class Mtp(JoinedHead):
 
     @classmethod
     def new(cls, shape: HeadShape, rope: Mapping[str, Any], target: TargetStatistics) -> Self:
-        """Return an untrained layer in the first layout."""
+        """Return an untrained layer in the checkpoint layout of MiMo."""
         head = cls(shape, rope, own=target.choose_vocabulary(cls.recipe.draft_vocab_size))
         head.hidden_first = cls.layouts[0].hidden_first
         return head
 
     def linear_input(self, embedded: Tensor, features: Tensor) -> Tensor:
-        """Return the input of `fc`, which is the normed embedding and the normed features."""
+        """Return the input of `fc`: the normed embedding and the normed features, concatenated."""
         both = [self.enorm(embedded), self.hnorm(features)]
         if self.hidden_first:
             both.reverse()
         return torch.cat(both, -1)
 
     def init_from_linear(self, found: Tensor, norm: Tensor) -> None:
-        """Set `fc` to a fitted linear map, and the final norm to the target's; see `DraftHead`."""
+        """Initialise `fc` with a fitted linear map, and the final norm with the target's final
+        norm.
+        """
         self.fc.load_state_dict({"weight": (found / norm).T})
         self.norm.load_state_dict({"weight": norm})
         self.layer.zero_outputs()
 
     def join(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output of `fc` as residual stream, and its norm as attention input."""
+        """Return the attention input (the normed output of `fc`) and the residual stream (the
+        output of `fc`).
+        """
         joined = self.fc(self.linear_input(embedded, features))
         assert self.layer.input_layernorm is not None
         return self.layer.input_layernorm(joined), joined
 
     def make_output(self, rows: Tensor) -> HeadOutput:
-        """Return the normed output of the layer, for the output matrix and as next feature."""
+        """Return the normed output of the layer.
+
+        The output matrix and the next draft step both read it.
+        """
         normed = self.norm(rows)
         return HeadOutput(normed, normed)
 
@@ -156,5 +167,5 @@ class MtpHead(LayerHead):
         return self.fc(torch.cat(parts, -1))
 
     def _run_layer(self, *args: Any) -> Tensor:
-        """Return the output of the layer after its norm."""
+        """Return the normed output of the layer."""
         return self._norm(super()._run_layer(*args), self._layer_norm)

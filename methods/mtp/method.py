@@ -1,7 +1,7 @@
 """Multi-token prediction (MTP): a layer trained with the target drafts a chain.
 
-DeepSeek-AI: DeepSeek-V3 Technical Report, arXiv:2412.19437; layers of this form also ship with
-XiaomiMiMo/MiMo and others.
+DeepSeek-AI: DeepSeek-V3 Technical Report, arXiv:2412.19437; checkpoints of XiaomiMiMo/MiMo and
+others also contain such layers.
 """
 
 from __future__ import annotations
@@ -50,18 +50,19 @@ class MtpParams(LengthParams):
 class Mtp(Method):
     """Multi-token prediction (MTP): a layer trained with the target drafts a chain of tokens.
 
-    Lossless because each token is drawn from the layer's distribution q, and verified like a draft
-    model's token: it is accepted with probability min(1, p(x)/q(x)), and a rejected one is replaced
-    by a draw from norm(max(p - q, 0)). In greedy decoding and coupled sampling it is accepted if
-    and only if the target chooses it.
+    Lossless because each token is drawn from the layer's distribution q, and verified like the
+    token of a draft model. A token x is accepted with probability min(1, p(x)/q(x)), where p is the
+    target's distribution. A rejected token is replaced by a draw from norm(max(p - q, 0)). In
+    greedy decoding and coupled sampling (all methods share the Gumbel noise), x is accepted if and
+    only if the target chooses x.
     Differs from the report: one layer drafts all tokens, as in engines that serve such checkpoints,
     although it may have been trained for the first token only.
 
     One step:
-    1. Feed the layer the new committed tokens, each with the target's hidden state of the previous
-       token. Drop what the layer computed for drafted tokens.
-    2. Draw `length` tokens, or as many as the length rule allows (see `sps`). Feed each with the
-       layer's previous output.
+    1. The layer reads the new committed tokens, each with the target's hidden state of the previous
+       token. Drop the layer's KV entries of earlier draft tokens.
+    2. Draw `length` tokens, or fewer if the length rule stops earlier. For each next token, the
+       layer reads the last drafted token with its own previous output.
     3. (engine) One target forward over the last committed token and the draft; verify; commit.
     """
 
@@ -83,17 +84,17 @@ class Mtp(Method):
         self.length = create_length_rule(self.params, session, model=head)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 and 2; see the class."""
+        """Return the draft of one decoding step: steps 1 and 2 of the class docstring."""
         self.length.begin()
         limit = min(limit, self.length.most)
         if limit < 1:
             return session.chain(())
         levels = self.levels
-        # Step 1: The target's hidden states of committed tokens.
+        # Step 1: Run the layer on the target's hidden states of committed tokens.
         out = levels.begin(session.pending_features(levels.state.length()))
         picks = [session.pick(out)]
-        # Step 2: From here on the layer reads its own output in place of the target's hidden
-        # states.
+        # Step 2: From the second draft token on, the layer reads its own output in place of the
+        # target's hidden states.
         while self.length.should_continue(out, picks[-1]) and len(picks) < limit:
             out = levels.feed(picks[-1][0], (0,))
             picks.append(session.pick(out, len(picks)))
@@ -101,5 +102,5 @@ class Mtp(Method):
         return session.chain_of_picks(picks)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Pass the outcome to the length rule."""
+        """Pass the outcome of the verification to the rule that chooses the draft length."""
         self.length.observe(outcome)

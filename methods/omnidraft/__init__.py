@@ -1,1 +1,1 @@
-"""OmniDraft: the method and its cache of runs."""
+"""OmniDraft: the decoding method and its n-gram cache."""

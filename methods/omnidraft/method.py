@@ -34,27 +34,31 @@ class OmniDraftParams(MethodParams):
 
 
 class OmniDraft(Method):
-    """OmniDraft: draft tokens that together have the text of a target token are drafted as it.
+    """OmniDraft: merges draft tokens that together have the text of one target token.
 
     The cache contains n-grams: sequences of draft tokens with the text of one target token.
-    Lossless because q is the distribution that a token is drawn from. The longest cached n-gram at
-    the start of the draft model's continuation becomes one target token. Without an n-gram, the
-    first draft token is used. A token x is accepted with probability min(1, p(x)/q(x)); a rejected
-    one is replaced by a draw from norm(max(p - q, 0)).
+    Lossless because q, which verification uses, is the distribution from which a token is drawn.
+    The longest cached n-gram at the start of the draft model's continuation becomes one target
+    token. Without an n-gram, the first draft token is used. A token x is accepted with probability
+    min(1, p(x)/q(x)); a rejected token is replaced by a draw from norm(max(p - q, 0)), where p is
+    the target's distribution.
     Differs from the paper: the probability of an n-gram is subtracted from that of the token that
     begins it. Only n-grams along the draft model's most likely tokens are considered, because
     others need further forwards. N-grams of the prompt are cached too. The draft model does not
-    learn online (`osd` does), and no head decides when to stop drafting.
+    learn online (the method `osd` does), and no head decides when to stop drafting.
 
     One step:
-    1. Translate the committed tokens into the draft's vocabulary; tokenize missing ones again.
-    2. Walk: feed the draft model its most likely token, while cached n-grams continue there.
+    1. Translate the committed tokens into the draft model's vocabulary. Tokens that are missing
+       there are tokenized again.
+    2. Walk: the draft model generates its most likely tokens, as long as they are the beginning of
+       a cached n-gram.
     3. Compute q. A shared token has the probability that the draft model gives it. An n-gram along
        the walk has the product of its tokens' probabilities. This product is subtracted from the
-       longest shorter n-gram, or from the first token of the walk.
-    4. Draw a token from q, and drop what was fed after it. Repeat from 2, `length` times.
+       probability of the longest shorter n-gram, or of the first token of the walk.
+    4. Draw a token from q, and drop the KV entries after this token. Repeat from step 2 until
+       `length` tokens are drafted.
     5. (engine) One target forward over the last committed token and the draft; verify; commit.
-    6. Add the n-grams of committed tokens that the draft vocabulary lacks to the cache.
+    6. If the draft vocabulary lacks a committed token, add its n-gram to the cache.
     """
 
     name: ClassVar[str] = "omnidraft"
@@ -68,7 +72,7 @@ class OmniDraft(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
-        """Prefill the draft model with the prompt, tokenized in its own vocabulary."""
+        """Prefill the draft model with the prompt, tokenized with its own tokenizer."""
         self.model, self.text = session.draft(), Transcript(session, session.draft())
         self.translation, self.drafted = self.text.translation, list[int]()
         self.runs: NgramCache = session.memory.setdefault("runs", NgramCache(self.params.memory))
@@ -77,8 +81,8 @@ class OmniDraft(Method):
             self.model.forward(self.text.pending_tokens(), self.text.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 4; see the class."""
-        # Step 1: translate the committed tokens.
+        """Return the draft of one decoding step: steps 1 to 4 of the class docstring."""
+        # Step 1: Translate the committed tokens into the draft model's vocabulary.
         self.text.follow(session.tokens())
         picks, x, state, remaining = (
             list[Pick](),
@@ -88,7 +92,8 @@ class OmniDraft(Method):
         )
         self.drafted, outs, fed = [], list[ModelOutput](), 0
         while len(picks) < min(self.params.length, limit) and len(self.drafted) < remaining:
-            # Step 2: The draft's distributions before the walk and after each of its tokens.
+            # Step 2: Collect the draft model's distributions before the walk and after each token
+            # of the walk.
             outs = [self.model.forward(x, state) if x.ids.numel() else outs[fed]]
             begin, walk, node = state.length(), list[int](), self.runs.trie
             while node and len(self.drafted) + len(walk) < remaining:
@@ -98,7 +103,7 @@ class OmniDraft(Method):
                     break
                 walk.append(w)
                 outs.append(self.model.forward(self._ids([w]), state))
-            # Steps 3 and 4: draw a token from q, and drop what was fed after it.
+            # Steps 3 and 4: Draw a token from q, and drop the KV entries after this token.
             picks.append(session.pick(self._distribution(walk, outs), len(picks)))
             run = self.runs.find_ngram(host.number(picks[-1][0]), self.translation.spell_in_draft)
             fed = next((at for at, w in enumerate(walk) if run[at : at + 1] != [w]), len(walk))
@@ -107,7 +112,7 @@ class OmniDraft(Method):
         return session.chain_of_picks(picks)
 
     def _distribution(self, walk: list[int], outs: list[ModelOutput]) -> ModelOutput:
-        """Carry out step 3, and return the logits of q; see the class."""
+        """Return the logits of q (step 3 of the class docstring)."""
         if not walk:
             return self.translation.to_target_logits(outs[0])
         distributions = [out.rows[-1].double().softmax(-1) for out in outs]
@@ -137,6 +142,8 @@ class OmniDraft(Method):
         return Tokens(host.ids(ids, self.translation.device)[None])
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 1 of the next step, and step 6; see the class."""
+        """Update the translated text and the n-gram cache (steps 1 and 6 of the class
+        docstring).
+        """
         self.text.follow(session.tokens(), self.drafted)
         self.runs.add_text(outcome.committed, self.translation.spell_in_draft)

@@ -38,7 +38,7 @@ class NgramCache:
         return self._of.get(token) or spelling(token)
 
     def add_text(self, tokens: Iterable[int], spelling: Spelling) -> None:
-        """Add the n-grams of the target tokens of a text."""
+        """Add the n-grams of all target tokens of a text."""
         for token in tokens:
             run = self.find_ngram(token, spelling)
             if len(run) > 1:

@@ -1,1 +1,1 @@
-"""PARD: the method and its draft model."""
+"""PARD: the decoding method and its draft model."""

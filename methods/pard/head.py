@@ -40,7 +40,7 @@ class PardDraft(FusedDecoder, Artifact):
     """PARD's draft model for decoding: a language model with a mask token.
 
     Attributes:
-        mask: Id of the mask token.
+        mask: Token id of the mask.
     """
 
     kind: ClassVar[str] = "pard"
@@ -48,8 +48,10 @@ class PardDraft(FusedDecoder, Artifact):
 
     @classmethod
     def from_tensors(cls, config: Any, tensors: Mapping[str, Tensor], target: Decoder) -> Self:
-        """Create the model from a transformers config and tensors, on the target's device and in
-        its dtype."""
+        """Create the model from a transformers config and tensors.
+
+        The model uses the device and the dtype of the target.
+        """
         rotary, device, dtype = RotaryEmbedding(config), target.device, target.dtype
         draft = cls(config, tensors, rotary, name=cls.kind, device=device, dtype=dtype)
         draft.mask, draft.input_vocab_size = config.pard_token, target.vocab_size
@@ -57,7 +59,7 @@ class PardDraft(FusedDecoder, Artifact):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load a draft model that the authors or specbench trained; see `Artifact.load`."""
+        """Load a draft model that the authors or specbench trained."""
         config, target = read_config(folder), decoders["target"]
         mask = getattr(config, "pard_token", None)
         if not isinstance(mask, int) or not 0 <= mask < config.vocab_size or not fits(config):
@@ -71,7 +73,10 @@ class PardDraft(FusedDecoder, Artifact):
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return a small model with random weights, whose mask is the last token id."""
+        """Return a small model with random weights.
+
+        Its mask token is the last id of the vocabulary.
+        """
         from transformers import AutoModelForCausalLM, LlamaConfig
 
         target = decoders["target"]
@@ -89,8 +94,10 @@ class PardDraft(FusedDecoder, Artifact):
 
 
 def _read(folder: Path, config: Any) -> dict[str, Tensor]:
-    """Return the tensors of the model in a folder. If embedding and output matrix are tied, only
-    the embedding is returned."""
+    """Return the tensors of the model in a folder.
+
+    If embedding and output matrix are tied, the result contains only the embedding.
+    """
     from transformers import AutoModelForCausalLM
 
     weights = Weights(folder)
@@ -104,13 +111,15 @@ def _read(folder: Path, config: Any) -> dict[str, Tensor]:
 
 
 class Pard(ParallelHead):
-    """PARD's draft model as a torch module, for training. It predicts masks after many positions of
-    a text at once.
+    """PARD's draft model as a torch module, for training.
+
+    One forward drafts from many positions of a text.
 
     Args:
         config: transformers' config of the draft model, with `pard_token`. Embedding and output
             matrix must be tied.
-        tensors: Tensors of the draft model, by transformers' names. Training starts from them.
+        tensors: Tensors of the draft model, by transformers' names. Training starts from these
+            weights.
     """
 
     kind: ClassVar[str] = PardDraft.kind
@@ -139,7 +148,9 @@ class Pard(ParallelHead):
 
     @classmethod
     def new(cls, target: Any, draft: Callable[[], Path] | None) -> Self:
-        """Return the target's default draft model, with the padding token as mask token.
+        """Return the target's default draft model, before its training as PARD draft model.
+
+        Its mask token is the padding token.
 
         Raises:
             UsageError: The target has no default draft model or no padding token.
@@ -157,17 +168,17 @@ class Pard(ParallelHead):
         return cls(config, _read(folder, config))
 
     def file_config(self) -> dict[str, Any]:
-        """Return config.json of the draft model, with the mask token."""
+        """Return the content of config.json, with the mask token."""
         found: dict[str, Any] = self.config.to_diff_dict()
         return found | {"architectures": ["LlamaForCausalLM"]}
 
     def draft(
         self, target: Any, ids: Tensor, read: Any, slots: Tensor, steps: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield logits and slots; see `ParallelHead`.
+        """Yield logits and their slots, for each draft token.
 
-        From slot t, the output at token t + 1 predicts the first draft token, and masks after it
-        predict the others.
+        A slot is a position t of the text to draft from. The output at token t + 1 predicts the
+        first draft token. The outputs at the masks after it predict the other draft tokens.
         """
         n, last = slots.shape[1], ids.shape[1] - 1
         if self.training:  # each m_k uses a prefix of this order, so m_1 to m_{k-1} exist as well

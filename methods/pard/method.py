@@ -41,17 +41,18 @@ class Pard(Method):
     """PARD: a draft model adapted to mask tokens drafts a whole chain in one forward.
 
     Lossless because each token is drawn from the distribution q at its own position, which depends
-    on the committed text and on no other draft token. It is accepted with probability min(1,
-    p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)). In greedy decoding
-    and coupled sampling a draft token is accepted if and only if the target chooses it.
+    on the committed text and on no other draft token. A token x is accepted with probability min(1,
+    p(x)/q(x)), where p is the target's distribution. A rejected token is replaced by a draw from
+    norm(max(p - q, 0)). In greedy decoding and coupled sampling (all methods share the Gumbel
+    noise) a draft token is accepted if and only if the target chooses it.
     Differs from the authors' code, which supports only greedy decoding. No draft exceeds the
-    remaining token budget. The draft is an artifact of the target (`pard.head`), independent of the
+    remaining token budget. The parameter `pard.head` sets the draft model. It is independent of the
     run's draft model.
 
     One step:
-    1. Feed the draft model its pending tokens followed by `length` - 1 mask tokens.
-    2. Draw one token at the last committed token and one at each mask. The mask k places after that
-       token predicts the token k + 1 places after it.
+    1. The draft model processes its pending tokens, followed by `length` - 1 mask tokens.
+    2. Draw one token at the last committed token and one at each mask. Mask k = 1, 2, ... predicts
+       the token k + 1 places after the last committed token.
     3. Drop the masks' KV entries. Only committed tokens stay in the KV cache.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
     """
@@ -67,24 +68,24 @@ class Pard(Method):
     tunable: ClassVar[frozenset[str] | None] = frozenset({"length"})
 
     def start(self, session: Session) -> None:
-        """Prefill the draft model."""
+        """Prefill the draft model with the prompt."""
         self.model = session.artifact(*self.artifacts())
         self.state = session.new_state(self.model, slack=self.params.length)
         self.masks = torch.full((1, self.params.length - 1), self.model.mask, device=session.device)
         self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3; see the class."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         n = min(self.params.length, limit)
         if n < 1:
             return session.chain(())
-        # Step 1: x_1 ... x_t m_1 ... m_{n-1}: one causal forward for any n.
+        # Step 1: Run one causal forward over the pending tokens and n - 1 masks.
         pending, text = session.pending_tokens(self.state.length()).ids, len(session.tokens())
         x = Tokens(torch.cat((pending, self.masks[:, : n - 1]), 1))
         logits = self.model.forward(x, self.state, logits_at="all").rows[-n:]
-        # Step 2: Each token from its own position: x_{t+2} does not depend on which x_{t+1} was
-        # drawn.
+        # Step 2: Draw each token from the distribution at its own position. It does not depend on
+        # the other draft tokens.
         draft = draw_chain(session, logits)
-        # Step 3: Accepted tokens are fed as tokens in the next step.
+        # Step 3: Drop the masks. The next step feeds the accepted tokens in their place.
         self.state.rollback(0, text)
         return draft

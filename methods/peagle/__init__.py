@@ -1,1 +1,1 @@
-"""P-EAGLE: the method and its head."""
+"""P-EAGLE: the decoding method and its draft head."""

@@ -1,17 +1,18 @@
 """Draft head of P-EAGLE.
 
-Mude Hui et al.: P-EAGLE: Parallel-Drafting EAGLE with Scalable Training, 2026, arXiv:2602.01469.
-Tensors are those that vLLM reads: EAGLE-3's, `mask_hidden` [1, layers * width], and `ptd_token_id`
-in config.json.
+Mude Hui et al.: P-EAGLE: Parallel-Drafting EAGLE with Scalable Training, 2026, arXiv:2602.01469. A
+checkpoint has the format that vLLM reads: the tensors of EAGLE-3, the tensor `mask_hidden` [1,
+layers * width], and `ptd_token_id` in config.json.
 
-It is EAGLE-3's head, extended by masks that predict the later draft tokens in the same forward. At
-the mask k positions after position t, the embedding of the mask token replaces the unknown token,
-and the learned vector `mask_hidden` replaces the target's hidden states. The mask attends to the
-text up to t and to earlier masks, and predicts token t + 2 + k.
+P-EAGLE extends EAGLE-3's head by masks. The masks predict the second and later draft tokens in the
+same forward. Mask k = 1, 2, ... is k positions after position t. At this mask, the embedding of the
+mask token replaces the unknown token, and the learned vector `mask_hidden` replaces the target's
+hidden states. The mask attends to the text up to t and to earlier masks, and predicts token t + 2 +
+k.
 
-Differs from the paper: heads have one layer (the paper uses up to four, and such files are
-rejected). Training uses all masks after every position; the paper drops more of the later masks, to
-save memory. The mask token is the last id of the vocabulary.
+Differs from the paper: heads have one layer (the paper uses up to four layers, and specbench
+rejects such files). Training uses all masks after every position. The paper drops many of the later
+masks to save memory. The mask token is the last id of the vocabulary.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ MASKED = "mask_hidden"
 
 
 class PEagle(Eagle3):
-    """P-EAGLE's head as a torch module.
+    """P-EAGLE's draft head as a torch module, for training.
 
     Args:
-        mask: Id of the mask token. None means the last id of the vocabulary.
+        mask: Token id of the mask. None means the last id of the vocabulary.
         eagle3: Further arguments of `Eagle3`.
     """
 
@@ -78,12 +79,14 @@ class PEagle(Eagle3):
         self.mask_hidden = nn.Parameter(rows if self.size is None else rows * self.size)
 
     def file_config(self) -> dict[str, Any]:
-        """Return the entries of config.json that vLLM reads, with the mask token."""
+        """Return the entries that training adds to config.json, with the mask token, as vLLM
+        expects.
+        """
         return {**super().file_config(), "parallel_drafting": True, "ptd_token_id": self.mask}
 
     @classmethod
     def init_args(cls, files: LoadedHead, target: Decoder) -> dict[str, Any]:
-        """Return the arguments of `Eagle3` and the id of the mask token."""
+        """Return the constructor arguments of `Eagle3`, and the id of the mask token."""
         mask = files.read_token_id(files.config, "ptd_token_id", target)
         return {**super().init_args(files, target), "mask": mask}
 
@@ -95,14 +98,14 @@ class PEagle(Eagle3):
 
 
 class PEagleHead(Eagle3Head):
-    """P-EAGLE's head for decoding.
+    """P-EAGLE's draft head for decoding.
 
-    The input of a forward is `Features` with n rows of hidden states and n + k ids: the token after
-    each row, and k masks. The forward returns logits at the last of the n tokens and at each mask.
-    KV entries of masks are dropped.
+    The input of a forward has n rows of hidden states and n + k token ids: the next token of each
+    row, and k masks. The forward returns logits at the last of the n tokens and at each mask. It
+    drops the KV entries of the masks.
 
     Attributes:
-        mask: See `PEagle`.
+        mask: Token id of the mask.
     """
 
     kind: ClassVar[str] = PEagle.kind
@@ -116,7 +119,7 @@ class PEagleHead(Eagle3Head):
         self.mask, self._masked = module.mask, read.get(MASKED)
 
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """Run one forward; see the class. The logits are those of the last token and the masks."""
+        """Run one forward. Return the logits at the last token and at the masks."""
         x, state, logits_at = model_input.x, model_input.state, model_input.logits_at
         if not isinstance(x, Features):
             raise ValueError(f"{self.name} needs Features as input, not {type(x).__name__}")

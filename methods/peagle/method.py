@@ -42,18 +42,19 @@ class PEagle(Method):
     """P-EAGLE: EAGLE-3's head with masks after the text drafts a whole chain in one forward.
 
     Lossless because each token is drawn from the distribution q at its own position, which depends
-    on the committed text and on no other draft token. It is accepted with probability min(1,
-    p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)). In greedy decoding
-    and coupled sampling a draft token is accepted if and only if the target chooses it. Tokens
-    outside the head's draft vocabulary are never drafted.
+    on the committed text and on no other draft token. A token x is accepted with probability min(1,
+    p(x)/q(x)), where p is the target's distribution. A rejected token is replaced by a draw from
+    norm(max(p - q, 0)). In greedy decoding and coupled sampling (all methods share the Gumbel
+    noise) a draft token is accepted if and only if the target chooses it. Tokens outside the head's
+    draft vocabulary are never drafted.
     Differs from the paper: heads have one layer. No draft exceeds the remaining token budget.
 
     One step:
-    1. Feed the head the new committed tokens, each with the target's features of the previous token
-       from a low, a middle and a high layer. In the same forward, append `length` - 1 masks: the
-       mask token with one learnt vector in place of the unknown hidden states.
-    2. Draw one token at the last committed token and one at each mask. Mask k predicts the token
-       k + 1 places after the last committed one.
+    1. The head reads the new committed tokens, each with the target's features of the previous
+       token from a low, a middle and a high layer. In the same forward it reads `length` - 1 masks.
+       A mask is the mask token with a learned vector in place of the unknown hidden states.
+    2. Draw one token at the last committed token and one at each mask. Mask k = 1, 2, ... predicts
+       the token k + 1 places after the last committed token.
     3. (in the head) Drop the masks' KV entries.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
     """
@@ -77,7 +78,7 @@ class PEagle(Method):
         self.masks = torch.full(shape, self.head.mask, device=session.device)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3; see the class."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         n = min(self.params.length, limit)
         if n < 1:
             return session.chain(())

@@ -1,1 +1,1 @@
-"""REST: the method and its datastore."""
+"""REST: the decoding method and its datastore."""

@@ -1,7 +1,7 @@
-"""Datastore of REST: texts as token ids of the target, with their suffix array.
+"""Datastore of REST: texts as token ids of the target, and a suffix array over these texts.
 
-He et al., NAACL 2024, arXiv:2311.08252, section 3.1. The authors store a corpus as several shards.
-Here a datastore is a folder with config.json and a safetensors file, which is memory-mapped.
+He et al., NAACL 2024, arXiv:2311.08252, section 3.1. The authors store a corpus in several shards.
+Here a datastore is a folder with config.json and one safetensors file, which is memory-mapped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Datastore(SuffixArray, Artifact):
 
     @property
     def weight_bytes(self) -> int:  # type: ignore[override]
-        """Size of token ids and suffix array, in bytes."""
+        """Size of the token ids and the suffix array, in bytes."""
         return int(self.tokens.nbytes + self.order.nbytes)
 
     @classmethod
@@ -49,7 +49,8 @@ class Datastore(SuffixArray, Artifact):
         """Load a datastore that `write` wrote.
 
         Raises:
-            EnvironmentFault: The files cannot be read, or their token ids are not the target's.
+            EnvironmentFault: The files cannot be read, or they contain token ids of another
+                tokenizer.
         """
         file, target = folder / "config.json", decoders["target"]
         config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

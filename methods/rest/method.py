@@ -51,21 +51,22 @@ class Rest(Method):
     """REST: drafts a tree of the most frequent continuations of the current suffix in a datastore.
 
     Lossless because the tree depends only on the text and on a datastore that does not change. Its
-    tokens are not drawn at random. Each is accepted with the target's probability of it.
-    Differs from the authors' code, which draws again for every path that shares a node, so that its
-    sampled outputs do not follow the target's distribution. Equally frequent prefixes are ordered
-    by length, then by token, not by a hash map. If there are more than `matches` occurrences, they
-    are sampled at even distances; their code takes the first. Without a match the step is plain
-    decoding.
+    tokens are not drawn at random. A draft token is accepted with the probability that the target
+    gives it.
+    Differs from the authors' code, which draws a new target token for every path through a node.
+    Its sampled outputs therefore do not follow the target's distribution. Equally frequent prefixes
+    are ordered by length, then by token, not by a hash map. If there are more than `matches`
+    occurrences, every n-th occurrence is used. The authors' code uses the first occurrences.
+    Without a match the step is plain decoding.
 
-    The datastore is read-only (`specbench train rest` builds one).
+    The datastore is read-only. The command `specbench train rest` builds one.
 
     One step:
     1. Find the longest suffix of the text, of `shortest` to `longest` tokens, that occurs in the
-       datastore: its range in the suffix array, by binary search.
-    2. Read the continuations of its occurrences: `depth` tokens each, up to the end of their text.
-    3. Build a trie of their prefixes, weighted by frequency, and draft the `nodes` heaviest. A
-       prefix is never more frequent than a shorter one, so these nodes form a tree.
+       datastore. A binary search finds its occurrences in the suffix array.
+    2. Read the continuation of each occurrence: `depth` tokens, or fewer if the text ends before.
+    3. Build a trie of all prefixes of the continuations. Draft the `nodes` most frequent prefixes.
+       They form a tree, because a prefix is never more frequent than a shorter one.
     4. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 
@@ -76,7 +77,7 @@ class Rest(Method):
     params: RestParams
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
-        """Return the datastore."""
+        """Return the datastore as the trained artifact that the method needs."""
         return (ArtifactSpec(Datastore, self.params.datastore),)
 
     def start(self, session: Session) -> None:
@@ -85,7 +86,7 @@ class Rest(Method):
         session.reserve(self.params.nodes)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3; see the class."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         params, text = self.params, session.tokens()
         n = self._find_longest_suffix(text[-params.longest :])
         depth = min(params.depth, limit)
@@ -96,8 +97,12 @@ class Rest(Method):
         return session.tree(*select_heaviest(continuations, self.store.end, params.nodes))
 
     def _find_longest_suffix(self, text: Sequence[int]) -> int:
-        """Return the length of the longest suffix that occurs in the datastore (step 1). All
-        shorter suffixes occur too, so binary search works."""
+        """Return the length of the longest suffix that occurs in the datastore (step 1 of the class
+        docstring).
+
+        If a suffix occurs, all shorter suffixes occur too. The length is therefore found by binary
+        search.
+        """
         shortest = self.params.shortest
         lengths = range(shortest, len(text) + 1)
         known = bisect_left(lengths, True, key=lambda n: not self.store.find(text[-n:]))
@@ -105,17 +110,19 @@ class Rest(Method):
 
 
 def select_heaviest(continuations: Ints, end: int, nodes: int) -> tuple[list[int], tuple[int, ...]]:
-    """Return the tokens and the parents of the most frequent prefixes (step 3).
+    """Return the draft tree of the most frequent prefixes of the continuations, as (tokens,
+    parents).
 
     A parent is an index into the tokens, or -1 for the root.
 
     Args:
-        continuations: Continuations, [continuations, levels]. Those with equal prefixes are
+        continuations: Continuations, [continuations, levels]. Continuations with equal prefixes are
             adjacent.
-        end: Token that fills the rest of a continuation after the end of its text.
+        end: Padding token after the end of a text.
         nodes: Maximum number of nodes.
     """
-    # On each level, a new node begins at a row whose prefix differs from that of the previous row.
+    # Adjacent rows with equal prefixes share a node. A new node begins at a row whose prefix
+    # differs from the prefix of the previous row.
     begins = np.ones(continuations.shape, dtype=bool)
     begins[1:] = np.logical_or.accumulate(continuations[1:] != continuations[:-1], axis=1)
     node = begins.T.ravel().cumsum() - 1  # node of each row on each level

@@ -1,1 +1,1 @@
-"""SAM-Decoding: the method and its suffix automaton."""
+"""SAM-Decoding: the decoding method and its suffix automaton."""

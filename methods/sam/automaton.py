@@ -1,4 +1,4 @@
-"""Suffix automaton of SAM-Decoding, which finds the longest suffix of a text that occurred before.
+"""Suffix automaton of SAM-Decoding. It finds the longest suffix of a text that occurred before.
 
 Anselm Blumer et al.: The Smallest Automaton Recognizing the Subwords of a Text, Theoretical
 Computer Science, 1985. A state represents all strings that end at the same positions of the text.
@@ -24,25 +24,25 @@ SEPARATOR = -1
 
 
 class SuffixAutomaton:
-    """Suffix automaton over texts. It stores where each substring occurs first.
+    """Suffix automaton over texts. It stores the first occurrence of each substring.
 
     Adding a token takes amortised constant time. The automaton has at most 2 states and 3
     transitions per token.
 
     Attributes:
-        text: All tokens, with a `SEPARATOR` after each text from `add`.
+        text: All tokens. A `SEPARATOR` follows each text that `add` added.
     """
 
     def __init__(self) -> None:
         self.text: list[int] = []
         self._last = 0
-        # One entry per state: transitions; suffix link; length of its longest string; index of the
-        # token at which its strings end for the first time.
+        # Each list has one entry per state: transitions, suffix link, length of the longest string,
+        # and index of the token at which the strings of the state end for the first time.
         self._next: list[dict[int, int]] = [{}]
         self._link, self._length, self._end = [_NONE], [0], [_NONE]
 
     def append(self, token: int) -> None:
-        """Append a token to the text."""
+        """Append a token to the last text."""
         following, link, length = self._next, self._link, self._length
         new = self._add_state({}, 0, length[self._last] + 1, len(self.text))
         self.text.append(token)
@@ -54,7 +54,8 @@ class SuffixAutomaton:
             return
         old = following[at][token]
         if length[old] > length[at] + 1:
-            # Only the shorter strings of `old` also end at the new token. They get their own state.
+            # Only the shorter strings of the state `old` also end at the new token. Move them to a
+            # new state.
             short = self._add_state(
                 following[old].copy(), link[old], length[at] + 1, self._end[old]
             )
@@ -71,7 +72,7 @@ class SuffixAutomaton:
             self.append(token)
 
     def follow(self, match: Match, token: int) -> Match:
-        """Append a token to the string of a match, and return its longest suffix that occurs."""
+        """Extend a match by the next token of the text. Return the longest suffix that occurs."""
         state, length = self._resolve(match)
         while token not in self._next[state]:
             state = self._link[state]
@@ -81,11 +82,15 @@ class SuffixAutomaton:
         return self._next[state][token], length + 1
 
     def get_continuation(self, match: Match, n: int, min_tokens: int = 0) -> Sequence[int]:
-        """Return up to n tokens after the first occurrence of a match, until the end of that text.
+        """Return up to n tokens after the first occurrence of a match.
+
+        The result ends where that text ends.
 
         Args:
-            min_tokens: Minimum number of tokens. If fewer follow the match, its longest suffix with
-                enough tokens after it is used, or its shortest suffix if there is none.
+            match: The match.
+            n: Maximum number of tokens.
+            min_tokens: Minimum number of tokens. If fewer tokens follow the match, use its longest
+                suffix that enough tokens follow. If there is none, use its shortest suffix.
         """
         state, _ = self._resolve(match)
         while len(self.text) - 1 - self._end[state] < min_tokens and self._link[state] > 0:
@@ -104,7 +109,10 @@ class SuffixAutomaton:
         return twin
 
     def _resolve(self, match: Match) -> Match:
-        """Return a match with the state that its string has now."""
+        """Return a match with its current state.
+
+        Appending tokens may move its string to a new state.
+        """
         state, length = match
         while state and length <= self._length[self._link[state]]:
             state = self._link[state]

@@ -80,27 +80,31 @@ class Sam(Method):
 
     Lossless because the draft, and the choice whether a model drafts instead, depend only on
     earlier tokens. Retrieved tokens and the tokens of EAGLE's head are not drawn at random. Tokens
-    of a draft model are verified with the distribution that they were drawn from.
-    Differs from the authors' code: the second automaton, the static one in the paper, covers
-    earlier outputs of the run, not a corpus, and yields a chain. A chain ends where its source text
-    ends, and is not padded. The model is any draft model, or EAGLE's head with a chain instead of
-    EAGLE-2's tree. The last committed token may be drafted again (their text ends before it). Their
-    n_predicts counts that token: a `length` of 39 is their 40. Without a draft model `bias` does
-    not apply, as in their script.
+    of a draft model are verified with the distribution from which they were drawn.
+    Differs from the authors' code: the second automaton covers earlier outputs of the run and
+    drafts a chain. In the paper, it covers a fixed corpus. A chain ends where its source text ends,
+    and is not padded. The model is any draft model, or EAGLE's head with a chain instead of
+    EAGLE-2's tree. The text of the first automaton includes the last committed token; the text of
+    the authors' automaton ends before it. The authors' `n_predicts` counts this token, so `length`
+    39 equals `n_predicts` 40. Without a draft model, `bias` does not apply, as in the authors'
+    script.
 
-    With `scope=run` the speed of a prompt depends on earlier prompts, but its output does not. An
-    automaton has at most 2 states and 3 transitions per token of the text and of `memory` tokens.
+    With `scope=run`, data from earlier prompts is kept. The speed of a prompt then depends on
+    earlier prompts, but its output does not. An automaton has at most 2 states and 3 transitions
+    per token. `memory` limits the tokens of earlier outputs.
 
     One step:
-    1. For each committed token: extend both matches, in the text and in earlier outputs. Then add
-       the token to the text's automaton, so that a suffix does not match itself.
-    2. Take the longer match, the text's if both are equal. With a model, a match in earlier outputs
-       counts `bias` tokens less, and below `threshold` the model drafts `drafted` tokens.
-    3. Draft the tokens after its first occurrence: `length` tokens, and without a draft model at
-       most `factor` per matched token. With a draft model, if fewer than `length` tokens follow in
-       the text, use the longest shorter suffix that `length` tokens follow.
+    1. For each committed token: extend the match in the text and the match in earlier outputs. Add
+       the token to the text's automaton only afterwards, so that a suffix does not match itself.
+    2. Take the longer match. If both are equally long, take the match in the text. With a draft
+       model or EAGLE's head, a match in earlier outputs counts as `bias` tokens shorter. If the
+       match is shorter than `threshold`, the model drafts `drafted` tokens instead.
+    3. Draft the `length` tokens after the first occurrence of the match. Without a draft model,
+       draft at most `factor` tokens per matched token. With a draft model, `length` tokens must
+       follow in the text. If fewer follow, use the longest shorter suffix that `length` tokens
+       follow.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
-    5. When the output ends, add it to the second automaton.
+    5. When the output ends, add the output to the second automaton.
     """
 
     name: ClassVar[str] = "sam"
@@ -117,13 +121,15 @@ class Sam(Method):
         return frozenset(words[self.params.beside])
 
     def artifacts(self) -> tuple[ArtifactSpec, ...]:
-        """Return EAGLE's head, if it drafts."""
+        """Return EAGLE's head if the parameters select it. Otherwise return nothing."""
         head = ArtifactSpec(EagleHead, self.params.head)
         return (head,) if self.params.beside == "eagle" else ()
 
     def start(self, session: Session) -> None:
-        """Create the automaton of this text, take the other one from the run's memory, and prefill
-        the model that drafts."""
+        """Create the automaton of this text, and prefill the draft model or head.
+
+        The automaton of earlier outputs comes from the run's memory.
+        """
         self.text_automaton, self.num_read = Automaton(), 0
         self.memory = session.memory if self.params.scope == "run" else {}
         self.output_automaton: Automaton = self.memory.setdefault("outputs", Automaton())
@@ -140,7 +146,7 @@ class Sam(Method):
             self.model.forward(session.pending_tokens(0), self.state, logits_at=None)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3; see the class."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         self._extend_matches(session)
         params, (_, text_length), (_, output_length) = (
             self.params,
@@ -168,7 +174,7 @@ class Sam(Method):
         )
 
     def _draft_with_model(self, session: Session, n: int) -> Draft:
-        """Draft a chain with the draft model, as in speculative sampling (step 2)."""
+        """Draft a chain with the draft model, as in standard speculative sampling."""
         x, picks = session.pending_tokens(self.state.length()), list[Pick]()
         while len(picks) < n:
             picks.append(session.pick(self.model.forward(x, self.state), len(picks)))
@@ -176,7 +182,7 @@ class Sam(Method):
         return session.chain_of_picks(picks)
 
     def _draft_with_eagle(self, session: Session, n: int) -> Draft:
-        """Draft a chain with EAGLE's head, level by level (step 2)."""
+        """Draft a chain with EAGLE's head, one token per forward."""
         if n < 1:
             return session.chain(())
         levels, tokens = self.levels, list[host.Ids]()
@@ -190,7 +196,10 @@ class Sam(Method):
         return session.chain(host.concatenate(tokens))
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Drop the model's KV entries of rejected tokens, and carry out step 5."""
+        """Drop the model's KV entries of rejected tokens.
+
+        Store a finished output (step 5 of the class docstring).
+        """
         if self.params.beside == "draft":
             self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))
         if session.finish is not None:
@@ -199,7 +208,7 @@ class Sam(Method):
             self.output_automaton.add(session.output()[: self.params.memory])
 
     def _extend_matches(self, session: Session) -> None:
-        """Carry out step 1; see the class."""
+        """Update both matches with the new committed tokens: step 1 of the class docstring."""
         if (
             self.output_automaton is not self.memory["outputs"]
         ):  # another request of the batch replaced it

@@ -1,1 +1,1 @@
-"""SPACE: the method and its mask token."""
+"""SPACE: the decoding method and its mask token."""

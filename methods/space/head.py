@@ -4,14 +4,14 @@ Hanling Yi, Feng Lin, Hongbin Li, Peiyang Ning, Xiaotian Yu, Rong Xiao: Generati
 Verification: Accelerating Large Language Model Inference with Smart Parallel Auto-Correct Decoding,
 Findings of ACL 2024, arXiv:2402.11809. File formats are those of github.com/cteant/SPACE.
 
-The mask token follows the last token k times. Mask j predicts the token after its own position,
-from the text and the masks before it. The target is fine-tuned to fill masks. The fine-tuned model
-is therefore the target of the run, and vanilla is its plain decoding.
+The mask token follows the last token k times. Mask j = 1, ..., k predicts the token after its own
+position, from the text and the masks before it. The model is fine-tuned to fill masks. The
+fine-tuned model is the target of the run, and vanilla decodes with it too.
 
 The paper fine-tunes all weights. specbench trains a low-rank update of every matrix in the layers
-(LoRA, Hu et al., arXiv:2106.09685) and stores it in PEFT's file format; `--target FOLDER` applies
-it. The embedding of the mask is a separate vector, so the target can never generate the mask. In
-the authors' checkpoints it is row `PUBLISHED_MASK` of the embedding.
+(LoRA, Hu et al., arXiv:2106.09685) and stores it in PEFT's file format. The option `--target
+FOLDER` applies the update. The embedding of the mask is a separate vector, so the target can never
+generate the mask. In the authors' checkpoints, row `PUBLISHED_MASK` of the embedding is the mask.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PUBLISHED_MASK = 32002
 
 
 class MaskToken(LookAhead):
-    """Embedding of the mask token, [hidden].
+    """Embedding of SPACE's mask token, [hidden].
 
     Args:
         target: Fine-tuned target.
@@ -49,7 +49,7 @@ class MaskToken(LookAhead):
         self.mask = nn.Parameter(scale * torch.randn(target.hidden_size))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return the masks after each token, [n, levels, hidden]; see `LookAhead.forward`."""
+        """Return the mask embeddings that follow each token, [n, levels, hidden]."""
         return self.mask.expand(len(rows), self.sizes["levels"], -1)
 
     @classmethod
@@ -57,7 +57,8 @@ class MaskToken(LookAhead):
         """Load the mask token from specbench's format, or from a checkpoint of the authors.
 
         Raises:
-            EnvironmentFault: The authors' checkpoint is not also the target.
+            EnvironmentFault: The folder is a checkpoint of the authors, and the target of the run
+                is another model.
         """
         file, target = folder / "config.json", decoders["target"]
         ids = json.loads(file.read_text("utf-8")).get("vocab_size") if file.is_file() else None

@@ -37,26 +37,28 @@ class SpaceParams(MethodParams):
 
 
 class Space(Method):
-    """SPACE: a target tuned to fill masks verifies a draft and drafts the next in one forward.
+    """SPACE: the target is tuned to fill masks. One forward verifies a draft and predicts the next.
 
     Lossless because no token attends to a mask, and each draft token is drawn from its mask's
-    distribution q, which depends on no other draft token. It is accepted with probability
-    min(1, p(x)/q(x)); a rejected one is replaced by a draw from norm(max(p - q, 0)). In greedy
-    decoding and coupled sampling a draft token is accepted if and only if the target chooses it.
-    All of this is relative to the target of the run, which is the fine-tuned model. Vanilla is that
-    model's plain decoding, not that of the model it was tuned from.
+    distribution q, which depends on no other draft token. A token x is accepted with probability
+    min(1, p(x)/q(x)), where p is the target's distribution. A rejected token is replaced by a draw
+    from norm(max(p - q, 0)). In greedy decoding and coupled sampling (all methods share the Gumbel
+    noise) a draft token is accepted if and only if the target chooses it. The target is the
+    fine-tuned model. The baseline vanilla decodes with the fine-tuned model too, not with the
+    original model.
     Differs from the authors' code, which at temperatures above 0 replaces a rejected token by a
-    draw from p itself. This does not give the target's distribution. The first draft comes from
-    masks after the prompt; their code starts with placeholder tokens. The mask is not a token of
-    the vocabulary. No draft exceeds the remaining token budget.
+    draw from p itself. Its outputs therefore do not follow the target's distribution. The first
+    draft comes from masks after the prompt. The authors' code starts with placeholder tokens. The
+    mask is not a token of the vocabulary. No draft exceeds the remaining token budget.
 
     One step:
-    1. The target's last forward also processed the masks after the last accepted token. Mask j
-       predicts the token j places after the last committed one. Draw one token from each.
-    2. (engine) One target forward over x, M..M, c_1, M..M, ..., c_k, M..M: the last committed
-       token, the draft, and k masks after each. Masks attend to the text up to their token and to
-       earlier masks of their group; no token attends to a mask. Mask j of c_i has the position of
-       c_i plus j.
+    1. The target's last forward also processed the masks after the last accepted token. Mask j = 1,
+       2, ... predicts the token j places after the last committed token. Draw one token from the
+       distribution at each mask.
+    2. (engine) One target forward over x, M..M, c_1, M..M, ..., c_k, M..M. x is the last committed
+       token, c_1, ..., c_k is the draft, and k masks M follow each token. A mask attends to the
+       text up to its token, and to earlier masks after the same token. No token attends to a mask.
+       Mask j of c_i has the position of c_i plus j.
     3. (engine) Verify with the logits at the tokens. Keep the logits of the masks after the last
        accepted token for the next step, and drop all KV entries of masks.
     """
@@ -73,14 +75,16 @@ class Space(Method):
 
     @property
     def batches(self) -> bool:
-        """False, because a forward with masks supports only one request."""
+        """Return False, because a forward with masks supports only one request."""
         return False
 
     def start(self, session: Session) -> None:
-        """Add a group of masks after the last token and each draft token (step 2)."""
+        """Append masks to the last token and to each draft token (step 2 of the class
+        docstring).
+        """
         self.masks = session.reserve(self.params.length, session.artifact(*self.artifacts()))
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out step 1; see the class."""
+        """Return the draft of one decoding step: step 1 of the class docstring."""
         logits = self.masks.latest_logits()[: min(self.params.length, limit)]
         return draw_chain(session, logits)

@@ -1,1 +1,1 @@
-"""SpecDec++: the method and its acceptance head."""
+"""SpecDec++: the decoding method and its acceptance head."""

@@ -30,7 +30,7 @@ _HINT = "use a head that was trained for this draft, or train one: specbench tra
 
 
 class AcceptanceHead(Artifact):
-    """Trained acceptance head.
+    """Acceptance head of SpecDec++: predicts whether the target accepts a draft token.
 
     Args:
         draft: Draft model whose hidden states the head reads.
@@ -44,17 +44,18 @@ class AcceptanceHead(Artifact):
         self._norm = draft.norm
         self._blocks = tuple(blocks)
         weight, bias = last
-        # The softmax of two logits depends only on their difference.
+        # Store only the difference of the two output rows, because the softmax of two logits
+        # depends only on their difference.
         self._last = weight[1:] - weight[:1], bias[1:] - bias[:1]
         parts = {id(part): part for affine in (*blocks, self._last) for part in affine}
         self.weight_bytes = sum(part.nbytes for part in parts.values())
 
     @torch.inference_mode()
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return acceptance probabilities, [n].
+        """Return the acceptance probabilities of n draft tokens, [n].
 
         Args:
-            rows: Outputs of the draft's last layer, [n, hidden].
+            rows: Outputs of the draft model's last layer at these tokens, [n, hidden].
         """
         x = self._norm(rows).to(self._last[0].dtype)
         for weight, bias in self._blocks:
@@ -63,7 +64,7 @@ class AcceptanceHead(Artifact):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load the head in a folder: config.json with its sizes, and safetensors.
+        """Load the head from a folder with config.json and a safetensors file.
 
         Raises:
             EnvironmentFault: The files cannot be read, or the head is for other models.
@@ -103,7 +104,7 @@ class AcceptanceHead(Artifact):
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return a head with random weights, whose probabilities are spread over (0, 1)."""
+        """Return a head with random weights. Its probabilities are spread over (0, 1)."""
         draft = decoders["draft"]
         width, generator = draft.hidden_size, torch.Generator().manual_seed(seed)
 

@@ -1,4 +1,4 @@
-"""SpecDec++: an adaptive draft length, from the predicted probability of a rejection.
+"""SpecDec++: an adaptive draft length, chosen from the predicted probability of a rejection.
 
 Kaixuan Huang, Xudong Guo, Mengdi Wang: SpecDec++: Boosting Speculative Decoding via Adaptive
 Candidate Lengths, 2024, arXiv:2405.19715 (COLM 2025).
@@ -49,18 +49,20 @@ class SpecDecPPParams(MethodParams):
 class SpecDecPP(DraftModelMethod):
     """SpecDec++: a trained head predicts acceptance; drafting stops once a rejection is likely.
 
-    Lossless because the decision to continue depends only on the draft model, and is made after a
-    token is kept. Kept tokens therefore follow the distribution q that verification uses. The draft
-    tokens are the same as those of the authors' code.
+    Lossless because the decision to draft another token depends only on the draft model. It never
+    removes a token that is already drafted. Draft tokens therefore follow the distribution q that
+    verification uses. The draft tokens are the same as those of the authors' code.
 
-    One step, with s = 1, the predicted probability that all tokens drafted so far are accepted:
-    1. Feed the draft the newest token (at first its pending tokens); draw x_i.
-    2. The draft now has a hidden state at x_{i-1}: s := s * head(hidden state). The first token has
-       no predecessor, and the newest token is never scored.
+    One step. s is the predicted probability that all tokens drafted so far are accepted. It starts
+    at 1:
+    1. The draft model processes the newest token (for the first draft token, all pending tokens).
+       Draw the next draft token x_i.
+    2. The draft model now has a hidden state at x_{i-1}. Set s := s * head(hidden state). The
+       newest token x_i is not scored yet.
     3. Draft another token while i < min, or while i < max and 1 - s <= threshold. An EOS ends the
        draft.
     4. (engine) One target forward over the last committed token and the draft; verify; commit.
-    5. Drop the draft's KV entries of rejected tokens.
+    5. Drop the draft model's KV entries of rejected tokens.
     """
 
     name: ClassVar[str] = "specdec++"
@@ -79,19 +81,20 @@ class SpecDecPP(DraftModelMethod):
         self.eos = session.requests[0].stop.eos
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3; see the class."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         params, picks, s = self.params, list[Pick](), 1.0
         x = session.pending_tokens(self.state.length())
         while len(picks) < limit:
-            # Step 1: x_i ~ q_i.
+            # Step 1: Draw x_i from q_i.
             out = self.model.forward(x, self.state)
             picks.append(session.pick(out, len(picks)))
-            # Step 2: The forward for x_i read x_{i-1}, so its last hidden state predicts whether
-            # x_{i-1} is accepted. On a GPU, the head starts before the CPU waits for x_i.
+            # Step 2: The forward for x_i processed x_{i-1}. Its last hidden state therefore
+            # predicts whether x_{i-1} is accepted. On a GPU, the head starts before the CPU waits
+            # for x_i.
             predicted = [self.head(out.hidden[0, -1:])] if len(picks) > 1 else []
             token, *probabilities = host.to_numbers(picks[-1][0], *predicted)
             s *= math.prod(probabilities)
-            # Step 3: P(at least one token is rejected) = 1 - s. x_i itself is always kept.
+            # Step 3: The probability of at least one rejection is 1 - s. x_i itself is always kept.
             rejection_likely = len(picks) >= params.min and 1 - s > params.threshold
             if rejection_likely or len(picks) >= params.max or token in self.eos:
                 break

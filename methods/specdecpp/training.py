@@ -1,13 +1,13 @@
-"""Training of the acceptance head of SpecDec++: its module, its labels and its loss.
+"""Training of the acceptance head of SpecDec++: the torch module, the labels and the loss.
 
-Huang et al., arXiv:2405.19715. Both models read answers X of the target. At each position i the
-draft model draws a token Y_i. Its label is the probability min(1, p/q) that the target accepts it.
-The head reads the draft's hidden states over a mixed text Z, which has X_i at a share of the
-positions and Y_i at the others. Only labels at positions with Y_i are used. Only the head is
-trained.
+Huang et al., arXiv:2405.19715. Target and draft model read answers X of the target. At each
+position i the draft model draws a token Y_i. The label of Y_i is the probability min(1, p/q) that
+the target accepts it. The head reads the draft model's hidden states on a mixed text Z. Z has X_i
+at some random positions and Y_i at the others. Only labels at positions with Y_i are used. Only the
+head is trained.
 
-The paper covers sampling. For greedy decoding, X is the target's greedy answer and Y_i is the
-draft's most likely token. The label is 1 if it is also the target's most likely token, and 0
+The paper covers sampling. For greedy decoding, X is the target's greedy answer and Y_i is the draft
+model's most likely token. The label is 1 if Y_i is also the target's most likely token, and 0
 otherwise.
 """
 
@@ -26,12 +26,12 @@ BATCH_SIZE = 16
 
 
 class LabelledReply(NamedTuple):
-    """Answer of the target with labels. Positions before `start` have no labels.
+    """Answer of the target with labels. The prompt has no labels.
 
     Attributes:
         ids: Token ids of prompt and answer (X), [n].
         drafted: The draft model's token at each position (Y), [n].
-        chances: Labels: the probability that this token is accepted, [n].
+        chances: Labels: the probability that the target accepts the draft model's token, [n].
         start: Position at which the answer starts.
     """
 
@@ -51,7 +51,9 @@ class _Block(nn.Module):
 
 
 class AcceptanceModule(nn.Module):
-    """Acceptance head as a torch module. Its tensors have the names of the authors' checkpoints.
+    """Acceptance head as a torch module, for training.
+
+    Its tensors have the names of the authors' checkpoints.
 
     Args:
         hidden: Hidden size of the draft model.
@@ -69,7 +71,7 @@ class AcceptanceModule(nn.Module):
         """Return two logits, for rejection and acceptance, [..., 2].
 
         Args:
-            rows: The draft's normed hidden states, [..., hidden].
+            rows: The draft model's normed hidden states, [..., hidden].
         """
         logits: Tensor = self.model(rows)
         return logits
@@ -83,7 +85,7 @@ def weighted_bce(
     Args:
         logits: Output of the head, [..., 2].
         chances: Labels, [...].
-        counts: 1 where a label is used, 0 elsewhere, [...].
+        counts: 1 at positions whose label is used, 0 at other positions, [...].
         rejection_weight: Weight of the rejection term (w_rej in the paper).
     """
     rejected, accepted = logits.log_softmax(-1).unbind(-1)
@@ -98,16 +100,17 @@ def weighted_bce(
 def collect_rows(
     draft: LlamaForCausalLM, replies: Sequence[LabelledReply], mixing: float, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Return hidden states and labels at the positions whose labels are used.
+    """Return the training examples: hidden states and labels at positions with the draft model's
+    token.
 
     Args:
         draft: Draft model.
         replies: Answers with labels.
-        mixing: Share of the positions that keep the target's token.
+        mixing: Share of the positions that keep the target's token in the mixed text.
         seed: Random seed.
 
     Returns:
-        The draft's normed hidden states, [n, hidden], and the labels, [n].
+        The draft model's normed hidden states, [n, hidden], and the labels, [n].
     """
     random = torch.Generator().manual_seed(seed)
     rows, chances = [], []
@@ -125,9 +128,10 @@ def collect_rows(
 def mix(
     reply: LabelledReply, mixing: float, random: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mixed text Z, the labels, and 1 where a label is used, each [n].
+    """Return the mixed text, the labels, and a mask of the labels to use (1 or 0), each [n].
 
-    Labels are used at positions with the draft model's token.
+    The mixed text has the draft model's token at some positions. Only the labels at these positions
+    are used.
     """
     places = torch.arange(len(reply.ids))
     own = (torch.rand(len(reply.ids), generator=random) >= mixing) & (places >= reply.start)
@@ -142,13 +146,13 @@ def label(
     labels: Labels,
     seed: int,
 ) -> Iterator[LabelledReply]:
-    """Yield each answer with its labels.
+    """Yield each answer with its acceptance labels.
 
     Args:
         target: Target.
         draft: Draft model.
         replies: Token ids of prompts and answers. Only answers get labels.
-        labels: Labels for sampling or for greedy decoding.
+        labels: Kind of labels: for sampling or for greedy decoding.
         seed: Random seed.
     """
     random = torch.Generator(target.device).manual_seed(seed)
@@ -156,7 +160,7 @@ def label(
         group = replies[first : first + BATCH_SIZE]
         texts = [torch.tensor([*prompt, *answer]) for prompt, answer in group]
         ids = pad_sequence(texts, batch_first=True).to(target.device)
-        # The logits that predict a token are at the position before it.
+        # The logits at one position predict the token at the next position.
         answers = [
             slice(len(prompt) - 1, len(text) - 1)
             for (prompt, _), text in zip(group, texts, strict=True)
@@ -177,7 +181,9 @@ def label(
 
 
 def _distributions(model: LlamaForCausalLM, ids: Tensor, answers: Sequence[slice]) -> Tensor:
-    """Return the log-probabilities at one slice of each sequence, concatenated, [n, vocab]."""
+    """Return the model's log-probabilities at the answer positions of all sequences, concatenated,
+    [n, vocab].
+    """
     hidden = model.model(ids, use_cache=False).last_hidden_state
     rows = torch.cat([line[part] for line, part in zip(hidden, answers, strict=True)])
     distributions: Tensor = model.lm_head(rows).float().log_softmax(-1)

@@ -1,1 +1,1 @@
-"""SpecEE: the method and its exit predictors."""
+"""SpecEE: the decoding method and its exit predictors."""

@@ -65,22 +65,23 @@ class SpecEEParams(MethodParams):
 class SpecEE(Method):
     """SpecEE: the target skips its last layers if an early layer already predicts a draft token.
 
-    Lossy: the token that an early layer predicts is committed. The later layers do not process this
-    position, or they process a copy of the exit's hidden state (`fill`; authors' code: none). At
-    threshold 1 it generates vanilla's tokens.
+    Lossy: the token that an early layer predicts is committed. By default, the later layers do not
+    process this position, as in the authors' code. With the parameter `fill`, they process a copy
+    of the exit's hidden state. At threshold 1 the method generates the same tokens as vanilla.
     Differs from the paper: a draft model proposes the candidates, not an EAGLE head, which would
     need features of layers that did not run. The paper covers only greedy decoding. In sampling,
     the exit's most likely token must be a candidate, and the token is drawn from the exit's
     distribution.
 
     One step, which commits one token:
-    1. The draft reads the text; its most likely tokens are the candidates S.
-    2. Two-level scheduling: check the layers with the most exits in training (offline), and those
-       near recent exits (online).
-    3. Run the target up to the next of these layers. Compute the logits z of S only, their softmax
-       P (local probabilities), and dP, the change of P since the last check.
-    4. If the predictor trusts (z, P, dP), apply the whole output matrix. If its most likely token
-       is in S, commit the token without running the layers above. Otherwise continue with 3.
+    1. The draft model reads the text. Its most likely next tokens are the candidates S.
+    2. Two-level scheduling: check the layers with the most exits in training (offline), and the
+       layers near recent exits (online).
+    3. Run the target up to the next of these layers. Compute only the logits z of S. P is their
+       softmax (local probabilities), and dP is the change of P since the last check.
+    4. If the predictor trusts this layer, given (z, P, dP), compute the logits of all tokens. If
+       the most likely token is in S, commit it without running the later layers. Otherwise continue
+       with step 3.
     5. If no layer is trusted, commit the target's own token.
     """
 
@@ -97,7 +98,7 @@ class SpecEE(Method):
     proposes: ClassVar[bool] = False
 
     def guarantee(self, sampling: Rule) -> Guarantee:
-        """Return the guarantee of vanilla at threshold 1, else "quality_only"."""
+        """Return the guarantee of vanilla if the threshold is 1, else "quality_only"."""
         return super().guarantee(sampling) if self.params.threshold >= 1 else "quality_only"
 
     @torch.inference_mode()
@@ -121,8 +122,11 @@ class SpecEE(Method):
     def _score_until_exit(
         self, session: Session, draft: Draft, layers: Sequence[int], ids: Tensor
     ) -> tuple[Tensor, int]:
-        """Carry out steps 3 to 5. Return logits [1, V], and the number of layers at the exit, or 0
-        without one."""
+        """Run the target until a layer is trusted: steps 3 to 5 of the class docstring.
+
+        Return the logits [1, V] and the number of layers at the exit. The number is 0 if no layer
+        is trusted.
+        """
         halted, local, chosen = None, None, not session.sampling.draws
         for layer in layers:
             halted = halted or session.begin_score(draft, layer, early=False)
@@ -137,7 +141,9 @@ class SpecEE(Method):
         return session.score(draft) if halted is None else halted.end().rows, 0
 
     def _trusts(self, session: Session, layer: int, features: Tensor) -> bool:
-        """Carry out step 4; see the class."""
+        """Return True if the predictor of this layer trusts the layer: step 4 of the class
+        docstring.
+        """
         if self.params.gate == "random" and self.params.threshold < 1:
             trusts = session.random.bernoulli(features.new_full((1,), self.params.rate))
         else:

@@ -30,8 +30,8 @@ def make_predictor_input(logits: Tensor, before: Tensor | None) -> tuple[Tensor,
 
     Args:
         logits: Logits of the candidates, [..., k].
-        before: Local probabilities at the last check. None at the first check, where the change is
-            the local probabilities themselves.
+        before: Local probabilities at the last check. None at the first check. Then the change is
+            equal to the local probabilities.
     """
     local = logits.softmax(-1)
     change = local if before is None else local - before
@@ -44,7 +44,7 @@ def choose_layers(offline: Iterable[int], exits: deque[int], n_layers: int) -> l
     Args:
         offline: Layers that are always checked.
         exits: Layers of recent exits. Once the deque is full, these layers are checked too, and
-            those two before and two after each of them.
+            also the two layers before and after each of them.
         n_layers: Number of layers of the target.
     """
     recent = exits if len(exits) == exits.maxlen else ()
@@ -53,17 +53,19 @@ def choose_layers(offline: Iterable[int], exits: deque[int], n_layers: int) -> l
 
 
 class ExitPredictors(Artifact):
-    """Trained exit predictors, one for each of the L layers except the last.
+    """Trained exit predictors: one for each target layer except the last.
+
+    L is the number of layers.
 
     Args:
         up: Weights of the first layer, [L - 1, 3 * k, width].
         up_bias: Biases of the first layer, [L - 1, width].
         down: Weights of the second layer, [L - 1, width].
         down_bias: Biases of the second layer, [L - 1].
-        layers: Layers that are always checked, counted from 1, in ascending order.
+        layers: Target layers that are always checked, counted from 1, in ascending order.
 
     Attributes:
-        top: Number of candidates (k).
+        top: Number of candidate tokens (k).
     """
 
     kind: ClassVar[str] = "exits"
@@ -87,7 +89,7 @@ class ExitPredictors(Artifact):
 
         Args:
             layer: Number of the layer, counted from 1.
-            features: Input, [n, 3 * k]; see `make_predictor_input`.
+            features: Input of the predictor, [n, 3 * k], from `make_predictor_input`.
         """
         up, up_bias, down, down_bias = (part[layer - 1] for part in self._parts)
         inner = (features.to(up.dtype) @ up + up_bias).relu()
@@ -95,7 +97,7 @@ class ExitPredictors(Artifact):
 
     @classmethod
     def load(cls, folder: Path, decoders: Mapping[str, Decoder]) -> Self:
-        """Load the predictors in a folder: config.json with their layers, and safetensors.
+        """Load the predictors from a folder with config.json and a safetensors file.
 
         Raises:
             EnvironmentFault: The files cannot be read, or the predictors are for another target.
@@ -133,7 +135,7 @@ class ExitPredictors(Artifact):
 
     @classmethod
     def random(cls, decoders: Mapping[str, Decoder], seed: int = 0) -> Self:
-        """Return predictors with random weights. Every layer is checked."""
+        """Return predictors with random weights. Decoding then checks every layer."""
         target, generator = decoders["target"], torch.Generator().manual_seed(seed)
         dtype = torch.promote_types(target.dtype, torch.float32)
         n, reads, width = target.n_layers - 1, 3 * min(TOP, target.vocab_size), 8

@@ -2,11 +2,11 @@
 
 Xu et al., ISCA 2025, arXiv:2504.08850. For each token of an answer, the output matrix is applied to
 the hidden state after each layer, as if the layer were the last one. The label of a layer is 1 if
-its most likely token is the one that the whole target predicts.
+its most likely token is the token that the whole target predicts.
 
-The input of a predictor includes the change since the last checked layer. Training must therefore
-check the same layers as decoding. It uses the same schedule, and assumes that decoding exits at the
-first checked layer whose label is 1.
+The input of a predictor includes the change of probabilities since the last checked layer. Training
+must therefore check the same layers as decoding. Training uses the same schedule, and assumes that
+decoding exits at the first checked layer whose label is 1.
 """
 
 from collections import Counter, deque
@@ -32,14 +32,16 @@ THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 
 @dataclass(frozen=True)
 class EarlyLogits:
-    """Early logits at n tokens of answers, after each of the L layers except the last.
+    """Logits at early layers, for n tokens of answers and each of the L target layers except the
+    last.
 
     Attributes:
         logits: Logits of the candidates, [n, L - 1, k].
-        correct: Whether the layer's most likely token is the one that the target predicts,
+        correct: Whether the layer's most likely token is the token that the whole target predicts,
             [n, L - 1] bool.
         is_candidate: Whether the layer's most likely token is a candidate, [n, L - 1] bool.
-        question: Number of the question of each token, [n]. Tokens of a question are adjacent.
+        question: Number of the question to which each token belongs, [n]. Tokens of a question are
+            adjacent.
     """
 
     logits: Tensor
@@ -53,13 +55,15 @@ class PredictorQuality:
     """Quality of the predictors on held-out questions.
 
     Attributes:
-        tokens: Number of held-out tokens.
-        right: Share of checks with label 1, by layer.
-        auc: Probability that a check with label 1 gets a higher score than one with label 0, by
-            layer.
-        exits: Share of tokens for which an early layer would be trusted, by threshold.
-        agree: Share of these tokens for which that layer is correct, by threshold.
-        layers: Mean number of layers that would run per token, by threshold.
+        tokens: Number of answer tokens in the held-out questions.
+        right: Share of checks with label 1. The key is the layer. The label is 1 if the layer
+            predicts the target's token.
+        auc: Area under the ROC curve: the probability that a check with label 1 gets a higher score
+            than a check with label 0. The key is the layer.
+        exits: Share of tokens for which an early layer would be trusted. The key is the threshold.
+        agree: Share of these tokens for which the trusted layer is correct. The key is the
+            threshold.
+        layers: Mean number of layers that would run per token. The key is the threshold.
     """
 
     tokens: int
@@ -74,7 +78,10 @@ class PredictorQuality:
 
 
 def choose_offline_layers(early_logits: EarlyLogits) -> tuple[int, ...]:
-    """Return the layers, counted from 1, that are the first possible exit of the most tokens."""
+    """Return the layers to check always, counted from 1.
+
+    They are the layers that are the first possible exit of the most tokens.
+    """
     could = early_logits.correct & early_logits.is_candidate
     first = could[could.any(1)].int().argmax(1) + 1
     most = max(1, (could.shape[1] + 1) // SHARE)
@@ -82,10 +89,12 @@ def choose_offline_layers(early_logits: EarlyLogits) -> tuple[int, ...]:
 
 
 def schedule_checks(early_logits: EarlyLogits, layers: Sequence[int]) -> list[list[int]]:
-    """Return the layers that decoding would check for each token; see the module's docstring.
+    """Return the layers that decoding would check, for each token.
+
+    Decoding is assumed to exit at the first checked layer whose label is 1.
 
     Args:
-        early_logits: Early logits.
+        early_logits: Logits at early layers.
         layers: Layers that are always checked.
     """
     could, recent, last = (
@@ -106,11 +115,11 @@ def schedule_checks(early_logits: EarlyLogits, layers: Sequence[int]) -> list[li
 
 @dataclass(frozen=True)
 class ExitChecks:
-    """The m checks of a schedule. A check is one predictor call for one token.
+    """Training examples of the predictors: m checks. A check is one predictor call for one token.
 
     Attributes:
         token: Index of the token, [m].
-        layer: Number of the layer, counted from 1, [m].
+        layer: Number of the checked layer, counted from 1, [m].
         features: Input of the predictor, [m, 3 * k].
     """
 
@@ -120,7 +129,7 @@ class ExitChecks:
 
 
 def collect_checks(early_logits: EarlyLogits, planned: Sequence[Sequence[int]]) -> ExitChecks:
-    """Return the checks for the layers that `schedule_checks` chose."""
+    """Return the training examples for the checks that `schedule_checks` chose."""
     tokens, layers, features = list[int](), list[int](), list[Tensor]()
     for token, checks in enumerate(planned):
         local = None
@@ -138,7 +147,8 @@ def collect_checks(early_logits: EarlyLogits, planned: Sequence[Sequence[int]]) 
 def fit(
     early_logits: EarlyLogits, seed: int = 0
 ) -> tuple[ExitPredictors, dict[str, Tensor], PredictorQuality]:
-    """Return the predictors, their tensors by name, and their quality on held-out questions.
+    """Train the predictors. Return the predictors, their tensors by name, and their quality on
+    held-out questions.
 
     Raises:
         ValueError: No early layer ever predicts the target's own token.
@@ -160,10 +170,11 @@ def fit(
 
 
 def _fit_perceptron(features: Tensor, right: Tensor, seed: int) -> tuple[Tensor, ...]:
-    """Return up [3 * k, width], up_bias [width], down [width] and down_bias [] of one predictor.
+    """Train one predictor. Return its tensors: up [3 * k, width], up_bias [width], down [width],
+    down_bias [].
 
-    If all labels are equal, the predictor returns a constant: the smoothed share of positive
-    labels, or almost 0 if there are no examples.
+    If all labels are equal, the predictor returns a constant: the smoothed share of label 1.
+    Without examples, the constant is almost 0.
     """
     reads = features.shape[1]
     if len(set(right.tolist())) < 2:
@@ -183,7 +194,7 @@ def _fit_perceptron(features: Tensor, right: Tensor, seed: int) -> tuple[Tensor,
             logits = (even @ up + up_bias).relu() @ down + down_bias
             binary_cross_entropy_with_logits(logits, labels).backward()
             adam.step()
-    # Training used normalised features. Include the normalisation in the weights.
+    # Training used normalised features. Fold the normalisation into the weights.
     scaled = up.detach() / spread[:, None]
     return scaled, up_bias.detach() - mean @ scaled, down.detach(), down_bias.detach()
 

@@ -1,1 +1,1 @@
-"""Staged speculative decoding: the method and its n-gram model."""
+"""Staged speculative decoding: the decoding method and its n-gram model."""

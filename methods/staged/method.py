@@ -1,4 +1,4 @@
-"""Staged speculative decoding: a chain of draft models, each drafting for the next.
+"""Staged speculative decoding: a chain of draft models, where each model drafts for the next one.
 
 Benjamin Spector, Chris Re: Accelerating LLM Inference with Staged Speculative Decoding, ES-FoMo
 workshop at ICML 2023, arXiv:2308.04623.
@@ -88,26 +88,27 @@ class StagedParams(MethodParams):
 class Staged(Method):
     """Staged speculative decoding: the draft model has its own draft model, and drafts a tree.
 
-    Lossless because the tree is verified like any other. The lower stages only change how many
-    forwards the draft model needs for the tokens that it would generate alone. These tokens are the
-    most likely ones, not drawn at random. With `draw_mode=without_replacement` they are drawn from
-    its distribution.
-    Differs from the paper: n-grams are counted during decoding, not before on 120 million tokens of
-    the draft model. The paper leaves the shape of the tree open. Here it is the generated chain, up
-    to a token that is unlikely to be reached, with the next-best children where they are most
-    likely to be used. The discount of the n-gram model is absolute (see `ngram`).
+    Lossless because the target verifies the tree as in other tree methods. The draft model's own
+    draft model only changes how many forwards the draft model needs, not its tokens. By default
+    these tokens are the most likely tokens. With `draw_mode=without_replacement` they are drawn
+    from the draft model's distribution.
+    Differs from the paper: n-grams are counted during decoding. The paper counts them before, on
+    120 million tokens of the draft model. The paper leaves the shape of the tree open. Here the
+    tree is a chain that the draft model generates, with further children where acceptance is most
+    likely. The n-gram model uses absolute discounting.
 
     With `scope=run` the counts persist across prompts. The speed of a prompt then depends on
-    earlier prompts, but its output does not. With scope `prompt` each prompt starts without counts.
+    earlier prompts, but its output does not. With `scope=prompt` each prompt starts without counts.
 
     One step:
-    1. Remove uncommitted tokens from the state of each stage.
-    2. Repeat until the last stage has `depth` tokens, or a token that is unlikely to be reached:
-       the stage below proposes a tree of at most `lookahead` nodes (a model by these same steps,
-       n-grams by their most likely continuations). One forward of the model scores it. Follow the
-       model's own choices down the tree; these and its next choice are generated.
-    3. Add the next-best children of the same forwards, the most likely first, until the tree has
-       `nodes` nodes.
+    1. Each draft model is a stage, and the n-gram model may be a stage too. Drop each stage's KV
+       entries of uncommitted tokens.
+    2. The stage before the last one proposes a tree of at most `lookahead` nodes. A model proposes
+       it by these same steps, the n-gram model by its most likely continuations. One forward of the
+       last stage's model scores this tree. The tokens that the model itself would choose are
+       generated, and its next choice too. Repeat until the last stage has `depth` tokens, or a
+       token that is unlikely to be accepted.
+    3. Add the next most likely children from the same forwards, until the tree has `nodes` nodes.
     4. (engine) One target forward over the last committed token and the tree; verify; commit.
     """
 
@@ -120,13 +121,17 @@ class Staged(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def models(self) -> tuple[str, ...]:
-        """Return the names of further draft models, which are neither `ngram` nor the run's draft
-        model."""
+        """Return the names of the additional draft models.
+
+        Neither the n-gram model nor the run's draft model is an additional model.
+        """
         return tuple(stage for stage in self.params.stages if stage not in (NGRAM, "draft"))
 
     def start(self, session: Session) -> None:
-        """Reserve space for the tree, prefill the models, and take the n-gram counts from the run's
-        memory."""
+        """Reserve space for the draft tree, and prefill the models.
+
+        The n-gram counts come from the run's memory.
+        """
         params = self.params
         session.reserve(params.nodes)
         below: DraftStage | None = None
@@ -147,18 +152,18 @@ class Staged(Method):
             )
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 2 and 3; see the class."""
-        # Step 2: Each stage drafts for the stage above it, as a draft model does for the target.
+        """Return the draft of one decoding step: steps 2 and 3 of the class docstring."""
+        # Step 2: Each stage drafts for the next stage, as a draft model drafts for the target.
         trunk, rows = self.last.generate((), min(self.params.depth, limit))
-        # Step 3: Leaves cost no draft forward, because their parents were already fed.
+        # Step 3: Adding leaves needs no draft forward, because the draft model already processed
+        # their parents.
         if trunk and self.last.draws:
             return self.last.draw_branches(trunk, rows)
         tokens, parents = self.last.add_branches(trunk, rows)
         return session.chain(tokens) if len(tokens) == len(trunk) else session.tree(tokens, parents)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 1 of the next step, because the text does not change in between; see the
-        class."""
+        """Drop uncommitted tokens from each stage: step 1 of the class docstring."""
         self.last.settle()
 
     def _counts(self, session: Session) -> KatzModel:
@@ -172,8 +177,10 @@ class Staged(Method):
 
 
 class GuessTree(NamedTuple):
-    """Tree that a stage proposes. Parents come before children. The parent `ROOT` is the last token
-    before the tree."""
+    """Tree of tokens that a stage proposes.
+
+    Parents come before their children. The parent `ROOT` is the last token before the tree.
+    """
 
     tokens: list[int]
     parents: tuple[int, ...]
@@ -186,9 +193,9 @@ class NextTokens(NamedTuple):
     """Prediction of a model after one token.
 
     Attributes:
-        tokens: The best children.
-        values: Their log-probabilities.
-        distribution: The distribution [V] if the model draws.
+        tokens: The most likely next tokens.
+        values: Log-probabilities of these tokens.
+        distribution: The whole distribution [V] if tokens are drawn at random. Otherwise None.
     """
 
     tokens: list[int]
@@ -197,8 +204,11 @@ class NextTokens(NamedTuple):
 
 
 class DraftStage(Protocol):
-    """Stage that drafts for the next stage. `path` is the unverified draft of the next stage after
-    the committed text."""
+    """Draft stage: drafts for the next stage, which is a larger model.
+
+    The argument `path` of the methods is the draft of the next stage that the target has not
+    verified. It follows the committed text.
+    """
 
     def propose(self, path: Sequence[int], depth: int) -> GuessTree:
         """Return a tree of at most `depth` levels that may follow the text and `path`."""
@@ -207,21 +217,22 @@ class DraftStage(Protocol):
         """Record that the next stage generated `tokens` after the text and `path`."""
 
     def settle(self) -> None:
-        """Drop the state of drafted tokens that were not committed."""
+        """Drop the KV entries of draft tokens that were not committed."""
 
 
 class ModelStage:
-    """Stage with a language model. The stage below drafts for it.
+    """Draft stage with a language model. The previous stage drafts for this model.
 
-    One forward of the model verifies a draft of the stage below. Only tokens that the model itself
-    chooses are accepted, so its output is the text that it would generate alone.
+    One forward of the model verifies a draft of the previous stage. Only tokens that the model
+    itself chooses are accepted, so the model generates the same tokens as without drafts.
 
     Args:
         nodes: Maximum number of nodes of the trees that the stage proposes.
         width: Maximum number of children of a node.
-        min_probability: The model stops after a token whose path is less likely than this. The
-            token itself is kept, because dropping it for its value would change the distribution.
-        draws: Whether the model draws from its distribution or takes the best token.
+        min_probability: The model stops after a token whose path has a lower probability. The token
+            itself is kept. Dropping a token because of its value would change the distribution.
+        draws: Whether the model draws tokens from its distribution. Otherwise it takes the most
+            likely token.
     """
 
     def __init__(
@@ -250,21 +261,23 @@ class ModelStage:
         self.state.commit(0, range(self.num_committed))
 
     def propose(self, path: Sequence[int], depth: int) -> GuessTree:
-        """Return a tree: generated tokens with branches; see `DraftStage`."""
+        """Return a tree for the next stage: generated tokens, and further children as branches."""
         return self.add_branches(*self.generate(path, depth))
 
     def learn(self, path: Sequence[int], tokens: Sequence[int]) -> None:
-        """Do nothing: the weights of a model do not change."""
+        """Ignore the tokens, because the weights of a language model do not change."""
 
     def settle(self) -> None:
-        """Drop uncommitted tokens in this stage and the stages below."""
+        """Drop uncommitted tokens in this stage and in all previous stages."""
         self._rewind(())
         if self.below is not None:
             self.below.settle()
 
     def generate(self, path: Sequence[int], depth: int) -> tuple[list[int], list[NextTokens]]:
-        """Return at most `depth` tokens that the model generates after the text and `path`, and its
-        predictions."""
+        """Generate at most `depth` tokens after the text and `path`.
+
+        Return the tokens and the model's prediction at each of them.
+        """
         self._rewind(path)
         text, n = self.session.tokens(), len(self.state_tokens)
         pending = [*text[n:], *path[max(0, n - len(text)) :]]
@@ -273,12 +286,12 @@ class ModelStage:
         depth = min(depth, self.nodes)
         reach = 1.0  # probability of the tokens generated so far
         while len(trunk) < depth and reach >= self.min_probability:
-            # The stage below drafts; this model verifies in one forward.
+            # The previous stage drafts, and this model verifies the draft in one forward.
             before, left = [*path, *trunk], depth - len(trunk) - 1
             guess = NO_GUESS if self.below is None else self.below.propose(before, left)
             logits = self._score_guess(pending, guess)
             accepted, token, predictions = self._verify_guess(guess, logits, len(before))
-            # The accepted tokens and the model's own next token are generated.
+            # Add the accepted tokens and the model's own next token.
             self.state.commit(
                 0, [*range(len(pending)), *(len(pending) + node for node in accepted)]
             )
@@ -296,8 +309,9 @@ class ModelStage:
         return trunk, rows
 
     def add_branches(self, trunk: Sequence[int], rows: Sequence[NextTokens]) -> GuessTree:
-        """Return a tree of the generated tokens and their next-best siblings, with at most `nodes`
-        nodes."""
+        """Return the generated tokens with their most likely siblings, as a tree of at most `nodes`
+        nodes.
+        """
         others: list[tuple[float, int, int]] = []
         reach = 0.0  # log-probability of the path so far
         for node, row in enumerate(rows):
@@ -310,10 +324,11 @@ class ModelStage:
         return GuessTree([*trunk, *(token for _, _, token in best)], parents)
 
     def draw_branches(self, trunk: Sequence[int], rows: Sequence[NextTokens]) -> Draft:
-        """Return the generated tokens with further siblings drawn without replacement.
+        """Return a draft tree: the generated tokens, and further siblings drawn without
+        replacement.
 
-        The number of siblings depends only on what was drawn before. If it depended on the siblings
-        themselves, they would no longer follow the distribution.
+        The number of siblings depends only on earlier draws. If it depended on the siblings
+        themselves, their distribution would change.
         """
         gains: list[tuple[float, int]] = []
         reach = 1.0
@@ -339,16 +354,16 @@ class ModelStage:
     def _verify_guess(
         self, guess: GuessTree, logits: Tensor, ahead: int
     ) -> tuple[tuple[int, ...], int, list[NextTokens]]:
-        """Verify a draft that the stage below proposed.
+        """Verify a draft of the previous stage.
 
         Args:
-            guess: The draft.
+            guess: The draft tree.
             logits: Logits of the model after the root and after each node, [1 + nodes, vocab].
             ahead: Number of uncommitted tokens between the text and the draft.
 
         Returns:
-            The accepted nodes, the model's own next token, and its prediction at each of these
-            tokens.
+            The accepted nodes, the model's own next token, and the model's predictions at all of
+            these tokens.
         """
         tree = build_tree(guess.parents)
         if self.draws:
@@ -383,8 +398,9 @@ class ModelStage:
         )
 
     def _score_guess(self, pending: Sequence[int], guess: GuessTree) -> Tensor:
-        """Return the logits after the last pending token and after each draft node, [1 + nodes,
-        vocab]."""
+        """Return the logits after the last pending token and after each node, [1 + nodes,
+        vocab].
+        """
         m, n = len(pending), len(guess.tokens)
         device = self.session.device
         x = Tokens(host.ids([[*pending, *guess.tokens]], device))
@@ -401,7 +417,10 @@ class ModelStage:
         return out.rows
 
     def _rewind(self, path: Sequence[int]) -> None:
-        """Keep the KV entries that match the text and `path`, except that of the last token."""
+        """Drop all KV entries except those that match the text and `path`.
+
+        The last token of `path` never keeps an entry, because its forward must run again.
+        """
         text = self.session.tokens()
         most = min(len(self.state_tokens), len(text) + len(path) - 1)
         while (
@@ -416,9 +435,10 @@ class ModelStage:
         self._drop_lost_tokens()
 
     def _drop_lost_tokens(self) -> list[int]:
-        """Remove and return the tokens of `state_tokens` that the state no longer contains.
+        """Remove from `state_tokens` the tokens that the KV cache no longer contains, and return
+        them.
 
-        The state of a recurrent model may drop more tokens than `rollback` asks for.
+        In a recurrent model, `rollback` may drop more tokens than requested.
         """
         n = self.state.length()
         lost = self.state_tokens[n:]
@@ -428,25 +448,27 @@ class ModelStage:
 
 
 class NgramStage:
-    """Stage with an n-gram model, which counts the n-grams of the text that the next stage
-    generates."""
+    """Draft stage with an n-gram model.
+
+    It counts the n-grams in the text that the next stage generates.
+    """
 
     def __init__(self, session: Session, model: KatzModel, nodes: int) -> None:
         self.session, self.model, self.nodes = session, model, nodes
 
     def propose(self, path: Sequence[int], depth: int) -> GuessTree:
-        """Return the most likely continuations under the n-gram counts; see `DraftStage`."""
+        """Return the most likely continuations under the n-gram counts."""
         return GuessTree(*self.model.tree(self._end(path), self.nodes, depth))
 
     def learn(self, path: Sequence[int], tokens: Sequence[int]) -> None:
-        """Count the n-grams of the generated tokens; see `DraftStage`."""
+        """Count the n-grams of the tokens that the next stage generated."""
         context = self._end(path)
         for token in tokens:
             self.model.add(context, token)
             context.append(token)
 
     def settle(self) -> None:
-        """Do nothing: the counts include tokens of the next stage that the target rejects."""
+        """Keep all counts, including those of tokens that the target rejects."""
 
     def _end(self, path: Sequence[int]) -> list[int]:
         n = self.model.order

@@ -1,13 +1,13 @@
-"""Katz back-off n-gram model over token ids, whose counts are collected during decoding.
+"""Katz back-off n-gram model over token ids. It collects its counts during decoding.
 
 Slava Katz: Estimation of Probabilities from Sparse Data for the Language Model Component of a
 Speech Recognizer, IEEE Transactions on Acoustics, Speech and Signal Processing, 1987. The counts of
 the tokens after a context are discounted. Unseen tokens share the freed probability, in proportion
-to their probabilities after the next shorter context.
+to their probabilities after a shorter context.
 
-The discount is absolute: the same number for every count (Ney, Essen and Kneser, Computer Speech
-and Language, 1994). Katz's Good-Turing discount needs more than the few hundred tokens of an
-output.
+The discount is absolute, which means the same number for every count (Ney, Essen and Kneser,
+Computer Speech and Language, 1994). Katz's Good-Turing discount needs more than the few hundred
+tokens of an output.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Continuations:
 
     Attributes:
         total: Sum of all counts.
-        counts: Count of each token that followed.
-        by_count: Sorted list of (-count, token). The most frequent token comes first, and of
-            equally frequent tokens the lower id.
+        counts: Map from each token that followed to its count.
+        by_count: Sorted list of (-count, token). The most frequent token comes first. Among equally
+            frequent tokens, the lower id comes first.
     """
 
     __slots__ = ("by_count", "counts", "total")
@@ -66,13 +66,13 @@ class KatzModel:
     Let N be the sum of the counts after a context, and d the discount. A token with count c has
     probability (c - d) / N. Unseen tokens share the remaining probability, in proportion to their
     probabilities after the context without its first token. After the empty context all unseen
-    tokens are equally likely. For a context without counts, the next shorter one is used. If every
-    token of the vocabulary was seen, nothing is discounted.
+    tokens are equally likely. If a context has no counts, the context without its first token is
+    used. If every token of the vocabulary was seen after a context, nothing is discounted.
 
     Args:
         vocab_size: Number of token ids.
         order: Maximum length of an n-gram. With 3, a context has at most two tokens.
-        discount: d, between 0 and 1.
+        discount: Discount d, between 0 and 1.
     """
 
     def __init__(self, vocab_size: int, order: int = 3, discount: float = 0.5) -> None:
@@ -107,14 +107,14 @@ class KatzModel:
         return distribution
 
     def top(self, context: Sequence[int], k: int) -> list[tuple[int, float]]:
-        """Return the k most likely tokens after a context, as (token, probability)."""
+        """Return the k most likely tokens after a context, as pairs (token, probability)."""
         return list(islice(self.rank_tokens(context), k))
 
     def rank_tokens(self, context: Sequence[int]) -> RankedTokens:
-        """Yield all tokens as (token, probability), the most likely first.
+        """Yield all tokens after a context, the most likely first. An item is (token, probability).
 
-        Of equally likely tokens, those that were seen after the context come first, then those with
-        a lower id. The iterator is lazy, and invalid after the next `add`.
+        Among equally likely tokens, seen tokens come before unseen tokens, and lower ids come
+        first. The iterator is lazy. It is invalid after the next `add`.
         """
         return self._rank_tokens(self._tail(context))
 
@@ -124,16 +124,21 @@ class KatzModel:
         """Return the most likely continuations of a context, as a tree of at most `depth` levels.
 
         Args:
+            context: Tokens before the tree.
             nodes: Maximum number of nodes. The nodes with the most likely paths are chosen.
+            depth: Maximum number of levels.
             least: Minimum probability of a path.
+
         Returns:
-            (tokens, parents): parents before their children, -1 for the end of the context.
+            (tokens, parents). Parents come before their children. Parent -1 is the end of the
+            context.
         """
         tokens: list[int] = []
         parents: list[int] = []
-        # Entries are (-probability of the path, number, parent, token, probability of the parent,
-        # context of the parent, its further children, level). A node is never more likely than its
-        # parent or its previous sibling, so the heap always contains the next best node.
+        # An entry of the heap is a possible node: (-probability of its path, number, parent, token,
+        # probability of the parent's path, context of the parent, further children of the parent,
+        # level). A node is never more likely than its parent or its previous sibling, so the heap
+        # always contains the next best node.
         heap: list[tuple[float, int, int, int, float, Context, RankedTokens, int]] = []
         numbers = count()
 
@@ -170,7 +175,9 @@ class KatzModel:
         return self.discount if len(after.counts) < self.vocab_size else 0.0
 
     def _rank_tokens(self, context: Context) -> RankedTokens:
-        """Yield all tokens after a context of at most order - 1 tokens."""
+        """Yield all tokens after a context that has less than `order` tokens, the most likely
+        first.
+        """
         after = self._after.get(context)
         if after is None:
             yield from self._shorter(context)
@@ -211,8 +218,10 @@ class KatzModel:
                 yield token, p * share
 
     def _shorter(self, context: Context) -> RankedTokens:
-        """Yield all tokens after the next shorter context. The empty context has none, so all are
-        equally likely."""
+        """Yield all tokens after the context without its first token.
+
+        For the empty context all tokens are equally likely.
+        """
         if context:
             return self._rank_tokens(context[1:])
         return ((token, 1 / self.vocab_size) for token in range(self.vocab_size))

@@ -1,1 +1,3 @@
-"""SuffixDecoding: the method, its suffix tree, and the eviction of outputs from it."""
+"""SuffixDecoding: the decoding method, its suffix tree, and the eviction of outputs from the
+tree.
+"""

@@ -66,15 +66,17 @@ class Suffix(Method):
     A pattern is a suffix of the text that occurred before. A longer pattern gives a longer draft.
 
     Lossless because the draft depends only on earlier tokens. Draft tokens are not drawn at random.
-    Each is accepted with the target's probability of it.
-    Differs from the authors' code (ArcticInference): patterns up to the whole text are tried; the
-    loop there excludes the longest. Among equally frequent continuations the first is drafted. The
-    size of the memory is counted in tokens, not in outputs. As there, the global tree also contains
-    unfinished outputs, including this one. With `active` off it contains finished outputs only,
-    which takes 0.4 to 1.4% more steps on specbench's tasks.
+    A draft token is accepted with the probability that the target gives it.
+    Differs from the authors' code (ArcticInference): patterns up to the whole text are tried. The
+    authors' code excludes the longest pattern. Among equally frequent continuations the first is
+    drafted. The memory size is counted in tokens, not in outputs. As in the authors' code, the
+    global tree also contains unfinished outputs, including the current one. With `active` off, the
+    global tree contains only finished outputs. Then decoding takes 0.4 to 1.4% more steps on
+    specbench's tasks.
 
     With `scope=run` the global tree persists across prompts, so the speed of a prompt depends on
-    earlier prompts. The trees have at most 2 nodes per stored token, and `depth` more per output.
+    earlier prompts. The trees have at most 2 nodes per stored token, and `depth` additional nodes
+    per output.
 
     One step:
     1. Add the committed tokens to the per-request tree, which contains the prompt and the output,
@@ -113,7 +115,7 @@ class Suffix(Method):
         self._update_trees(session)
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out steps 1 to 3; see the class."""
+        """Return the draft of one decoding step: steps 1 to 3 of the class docstring."""
         self._update_trees(session)
         params, tokens, parents, best = self.params, list[int](), list[int](), 0.0
         self.source = None
@@ -140,7 +142,7 @@ class Suffix(Method):
         return session.tree(tokens, tuple(parents))
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 5; see the class."""
+        """Process the outcome of verification: step 5 of the class docstring."""
         self.output_tree.use(self.source if self.source is not None and outcome.path else None)
         if self.open_output:
             self._update_trees(session)  # before other requests of the batch draft from this output
@@ -155,14 +157,15 @@ class Suffix(Method):
 
     @property
     def _active(self) -> bool:
-        """True if the method drafts from unfinished outputs."""
+        """True if the method also drafts from unfinished outputs."""
         return self.params.active and self.params.scope == "run" and self.params.memory > 0
 
     def _update_trees(self, session: Session) -> None:
-        """Carry out step 1.
+        """Add new committed tokens to both trees and find the patterns: step 1 of the class
+        docstring.
 
         The global tree itself tracks patterns that begin in this output (`OpenSequence.repeated`).
-        `output_matches` are the longer patterns, which begin in the prompt.
+        `output_matches` contains longer patterns, which begin in the prompt.
         """
         text = session.tokens()
         if self.evictions != self.output_tree.evictions:  # by another request of the batch
@@ -179,7 +182,7 @@ class Suffix(Method):
         self.num_read = len(text)
 
     def _drop_shorter(self, end: int) -> None:
-        """Drop the patterns that begin in the output, which the global tree tracks itself."""
+        """Drop patterns that begin in the output. The global tree itself tracks these patterns."""
         if self.open_output:
             self.output_matches = [
                 match for match in self.output_matches if match[1] > end - self.output_start

@@ -1,4 +1,6 @@
-"""Suffix tree of SuffixDecoding, which counts how often each string occurs in some sequences.
+"""Suffix tree of SuffixDecoding.
+
+It counts how often each string of tokens occurs in a set of sequences.
 
 The tree is a compressed trie of all suffixes (Peter Weiner: Linear Pattern Matching Algorithms,
 SWAT 1973). As in SuffixDecoding (Oliaro et al., NeurIPS 2025, arXiv:2411.04975), it stores counts
@@ -38,14 +40,14 @@ _ROOT, _NONE = 0, -1
 
 
 class OpenSequence:
-    """A sequence of a `SuffixTree` to which tokens can still be added.
+    """Sequence of a `SuffixTree` to which tokens can still be added.
 
     Attributes:
         text: Tokens of the sequence.
         repeated: Suffixes of the text that also occur elsewhere in the tree, longest first.
-        leaves: Suffixes that occur nowhere else, as (start in the text, node). Each one is a leaf,
-            whose edge grows with the text. Suffixes of `depth` tokens or more are complete, and
-            are not listed.
+        leaves: Suffixes that occur nowhere else, as (start in the text, node). The node is a leaf,
+            whose edge grows with the text. Suffixes with the maximum length are complete and not
+            listed.
     """
 
     def __init__(self, depth: int) -> None:
@@ -55,11 +57,12 @@ class OpenSequence:
 
 
 class SuffixTree:
-    """Suffix tree over all strings of at most `depth` tokens in some sequences, with their counts.
+    """Suffix tree over all strings of at most `depth` tokens in a set of sequences, with their
+    counts.
 
     `append` adds a token to an open sequence, and `close` ends the sequence. The tree always has a
-    default open sequence. `open` starts another one, for texts that grow at the same time.
-    Overlapping occurrences of a string all count.
+    default open sequence. `open` starts an additional open sequence, for texts that grow at the
+    same time. Overlapping occurrences of a string all count.
 
     `append` takes one operation for each suffix of the text that occurs elsewhere. Other suffixes
     are leaves and need no operation. The tree has at most 2 nodes per token, and `depth` more nodes
@@ -67,12 +70,13 @@ class SuffixTree:
 
     Args:
         depth: Maximum length of a string, in tokens.
-        eviction: Name of the eviction policy. Its pages are the closed sequences. A sequence is
-            requested when it is closed, and by `use`.
+        eviction: Name of the eviction policy. The pages of the policy are the closed sequences.
+            `close` and `use` count as requests of a sequence.
 
     Attributes:
         num_tokens: Number of tokens of all sequences.
-        evictions: Number of evicted sequences. An eviction invalidates earlier `StringPosition`s.
+        evictions: Number of evicted sequences. A `StringPosition` from before an eviction is
+            invalid.
     """
 
     def __init__(self, depth: int, eviction: EvictionName = "fifo") -> None:
@@ -83,7 +87,7 @@ class SuffixTree:
         self._number = 0
         self._open: list[OpenSequence] = []
         self._default = self.open()
-        # Each of these lists has one entry per node.
+        # Each of these lists has one entry per node of the tree.
         self._children: list[dict[int, int]] = [{}]  # by the first token of the child's edge
         self._parent = [_NONE]
         self._start_depth = [-1]  # length of the node's string, without its edge
@@ -100,7 +104,9 @@ class SuffixTree:
 
     @property
     def repeated(self) -> list[StringPosition]:
-        """Repeated suffixes of the default open sequence; see `OpenSequence`."""
+        """Suffixes of the default open sequence that also occur elsewhere in the tree, longest
+        first.
+        """
         return self._default.repeated
 
     def open(self) -> OpenSequence:
@@ -109,7 +115,7 @@ class SuffixTree:
         return self._open[-1]
 
     def append(self, token: int, sequence: OpenSequence | None = None) -> None:
-        """Add a token to an open sequence. None adds it to the default one."""
+        """Add a token to an open sequence. With None, add it to the default open sequence."""
         grown = sequence or self._default
         text = grown.text
         place = len(text)
@@ -136,15 +142,15 @@ class SuffixTree:
                 self._add_occurrence(child, node)
                 node = child
             elif self._is_exhausted(node, depth):
-                # This edge is a leaf of another open sequence, whose text ends here. That suffix is
-                # now a repeated one, and the leaf grows with this text instead.
+                # This edge is a leaf of another open sequence, whose text ends here. The suffix of
+                # that sequence is now repeated. The leaf belongs to this text from now on.
                 self._end_leaf(node, depth)
                 self._texts[node], self._text_start[node] = text, place - depth
                 grown.leaves.append((place - depth, node))
                 continue
             elif self._texts[node][self._text_start[node] + depth] != token:
                 # The edge continues with another token, so it is split here. Count the suffixes
-                # that end on the upper half, because they do not belong to the lower half.
+                # that end on the upper half of the edge. They do not belong to the lower half.
                 num_shorter = sum(self._resolve(*shorter) == node for shorter in suffixes[number:])
                 num_shorter += self._count_ending(node, depth, excluded=grown)
                 self._add_leaf(grown, self._split(node, depth, num_shorter), token, place - depth)
@@ -154,7 +160,7 @@ class SuffixTree:
         grown.repeated = ends
 
     def close(self, sequence: OpenSequence | None = None) -> None:
-        """End an open sequence. None ends the default one, which is replaced by a new one."""
+        """End an open sequence. With None, end the default open sequence and start a new one."""
         ended = sequence or self._default
         text = ended.text
         if text:
@@ -167,7 +173,7 @@ class SuffixTree:
             self._default = self.open()
 
     def _close(self, ended: OpenSequence) -> None:
-        """Insert nodes such that every suffix of a sequence ends at a node."""
+        """Insert nodes so that every suffix of the sequence ends at a node."""
         text = ended.text
         self._stop_cache = None
         for start, node in ended.leaves:
@@ -189,15 +195,18 @@ class SuffixTree:
                 self._last_sequence[node], depth = self._number, self._end_depth[node]
 
     def use(self, number: int | None) -> None:
-        """Report to the eviction policy that a draft from a sequence was accepted.
+        """Tell the eviction policy that a draft from this sequence was accepted.
 
-        None and the numbers of evicted sequences are ignored.
+        The call has no effect if `number` is None or if the sequence was evicted.
         """
         if number in self._sequences:
             self._policy.request(number)
 
     def evict(self, max_tokens: int) -> None:
-        """Evict closed sequences, as the policy chooses, until at most `max_tokens` remain."""
+        """Evict closed sequences until at most `max_tokens` tokens remain.
+
+        The policy chooses the sequences.
+        """
         for each in self._open:  # `_remove` may free the node of a position that was not resolved
             each.repeated = [(self._resolve(*position), position[1]) for position in each.repeated]
         while self.num_tokens > max_tokens and self._sequences:
@@ -210,7 +219,9 @@ class SuffixTree:
         self._restore_leaves()
 
     def _restore_leaves(self) -> None:
-        """Turn repeated suffixes that occur nowhere else after an eviction into leaves."""
+        """After an eviction, turn repeated suffixes that occur nowhere else any more into
+        leaves.
+        """
         ending: dict[int, list[tuple[int, OpenSequence]]] = {}
         for each in self._open:
             for node, depth in each.repeated:
@@ -250,7 +261,7 @@ class SuffixTree:
             children = list(self._children[node].values())
             edge = self._edge(node)
             if len(children) == 1 and self._counts[children[0]] == self._counts[node]:
-                # Every occurrence continues with the same child, so merge the node into it.
+                # Every occurrence continues with the same child, so merge this node into the child.
                 (child,) = children
                 above = self._parent[node]
                 self._parent[child], self._children[above][edge[0]] = above, child
@@ -268,10 +279,12 @@ class SuffixTree:
     # ---- queries ---------------------------------------------------------------------------------
 
     def follow(self, positions: Sequence[StringPosition], token: int) -> list[StringPosition]:
-        """Return the suffixes of some text that occur in the tree, longest first.
+        """Extend matches by one token.
+
+        Return the suffixes of the text that occur in the tree, longest first.
 
         Args:
-            positions: The suffixes that occurred before the last token of the text.
+            positions: The result for the text without its last token.
             token: The last token of the text.
         """
         parent, start_depth, end_depth = self._parent, self._start_depth, self._end_depth
@@ -289,9 +302,9 @@ class SuffixTree:
         return on
 
     def find_sequence(self, position: StringPosition) -> int | None:
-        """Return the number of the last closed sequence that contains a string.
+        """Return the number of the newest closed sequence that contains the string.
 
-        Return None if there is none, or if it was evicted.
+        Return None if no closed sequence contains it, or if the sequence was evicted.
         """
         number = self._last_sequence[self._resolve(*position)]
         return number if number in self._sequences else None
@@ -302,12 +315,13 @@ class SuffixTree:
         return self._count_passing(node, position[1], self._find_stops())
 
     def find_path(self, position: StringPosition, n: int, least: float) -> Continuation:
-        """Return one continuation of a string, which takes the most frequent token at each step.
+        """Return one continuation of a string. It takes the most frequent next token at each step.
 
         Args:
+            position: The string.
             n: Maximum number of tokens.
-            least: Minimum probability of the path to a token. It is the number of times that the
-                path follows the string, divided by the count of the string.
+            least: Minimum probability of the path to a token. The probability is the count of
+                string plus path, divided by the count of the string.
         """
         node, depth = self._resolve(*position), position[1]
         stops = self._find_stops()
@@ -332,8 +346,9 @@ class SuffixTree:
         """Return the most likely continuations of a string, as a tree.
 
         Args:
+            position: The string.
             n: Maximum number of nodes.
-            least: See `find_path`.
+            least: Minimum probability of the path to a node, given the string.
             levels: Maximum number of levels.
         """
         stops = self._find_stops()
@@ -377,7 +392,8 @@ class SuffixTree:
             if each is self._default:
                 new._default = copied
         new._children = [children.copy() for children in self._children]
-        # Other texts belong to evicted sequences. They never change, so both trees may share them.
+        # Other texts belong to evicted sequences. They never change, so both copies of the tree may
+        # share them.
         new._texts = [texts.get(id(text), text) for text in self._texts]
         for name in (
             "_parent",
@@ -395,13 +411,18 @@ class SuffixTree:
     # ---- nodes ----------------------------------------------------------------------------------
 
     def _resolve(self, node: int, depth: int) -> int:
-        """Return the node of a string of `depth` tokens whose position was (node, depth)."""
+        """Return the node of a string of `depth` tokens.
+
+        The string was at (node, depth) before. An edge may have been split since then.
+        """
         while depth <= self._start_depth[node]:
             node = self._parent[node]
         return node
 
     def _next(self, node: int, depth: int) -> int:
-        """Return token number `depth` of a node's string, or `_NONE` if the string ends before."""
+        """Return the token after the first `depth` tokens of a node's string, or `_NONE` at its
+        end.
+        """
         text, at = self._texts[node], self._text_start[node] + depth
         return text[at] if at < len(text) and depth < self._end_depth[node] else _NONE
 
@@ -410,7 +431,10 @@ class SuffixTree:
         return self._texts[node][first + self._start_depth[node] : first + self._end_depth[node]]
 
     def _find_stops(self) -> dict[int, list[int]]:
-        """Return the lengths of all repeated suffixes that end inside an edge, sorted, by node."""
+        """Return the repeated suffixes that end inside an edge.
+
+        The key is the node below the edge. The value is the sorted list of the suffix lengths.
+        """
         if self._stop_cache is None:
             self._stop_cache = {}
             for old_node, depth in (position for each in self._open for position in each.repeated):
@@ -422,9 +446,10 @@ class SuffixTree:
         return self._stop_cache
 
     def _count_passing(self, node: int, depth: int, stops: dict[int, list[int]]) -> int:
-        """Return the count of the string at (node, depth).
+        """Return how often the string at (node, depth) occurs.
 
-        The node's count includes suffixes that end earlier on its edge. They are subtracted.
+        The count of the node includes suffixes that end earlier on its edge, so they are
+        subtracted.
         """
         num_shorter = stops.get(node)
         return self._counts[node] - (bisect_left(num_shorter, depth) if num_shorter else 0)
@@ -459,11 +484,11 @@ class SuffixTree:
         return len(self._end_depth) - 1
 
     def _is_exhausted(self, node: int, depth: int) -> bool:
-        """Return True if a growing edge has no token after the first `depth` of its string yet."""
+        """Return True if the growing edge ends after the first `depth` tokens of its string."""
         return self._text_start[node] + depth >= len(self._texts[node])
 
     def _is_growing(self, node: int) -> bool:
-        """Return True if the edge of a node is stored in the text of an open sequence."""
+        """Return True if the edge of the node grows, because it belongs to an open sequence."""
         return any(each.text is self._texts[node] for each in self._open)
 
     def _count_ending(self, node: int, depth: int, excluded: OpenSequence) -> int:
@@ -491,9 +516,13 @@ class SuffixTree:
         self._add_occurrence(leaf, parent)
 
     def _split(self, node: int, depth: int, num_shorter: int) -> int:
-        """Split a node's edge after `depth` tokens, and return the upper half, which is a new node.
+        """Split the edge of a node after `depth` tokens.
+
+        Return the new node, which is the upper half.
 
         Args:
+            node: Node below the edge.
+            depth: Number of tokens from the root to the split.
             num_shorter: Number of suffixes that end on the upper half of the edge.
         """
         above, text, first = self._parent[node], self._texts[node], self._text_start[node]

@@ -1,1 +1,1 @@
-"""SWIFT: the method and its search for the sublayers to skip."""
+"""SWIFT: the decoding method, and its search for the sublayers to skip."""

@@ -67,20 +67,25 @@ class SwiftParams(SearchParams):
 class Swift(Method):
     """SWIFT: the target drafts without some sublayers, which a search selects during decoding.
 
-    Lossless because the skipped sublayers depend only on earlier steps. Children drawn without
-    replacement are tested in that order by recursive rejection; chosen children are accepted if and
-    only if the target chooses them.
-    Differs from the authors' code: tokens of fully accepted drafts also follow the warped
-    distribution. The best set is scored again on each request's text. Sets are scored on the
-    target's own KV cache, without a copy. The first set has the same size as all others.
+    Lossless because the skipped sublayers depend only on earlier steps. In sampling, recursive
+    rejection tests children in the order of their draws without replacement. In greedy decoding and
+    coupled sampling (all methods share the Gumbel noise), a child is accepted if and only if the
+    target chooses it.
+    A set is the set of skipped sublayers.
+    Differs from the authors' code: the token after a fully accepted draft follows the same
+    temperature, top-k and top-p as other tokens. The best set is scored again on each request's
+    text. Sets are scored on the target's own KV cache, without a copy. The first set has the same
+    size as all others.
 
     One step:
-    1. Draft on the target's own KV cache without the set's sublayers. Each token gets siblings,
-       more if the draft is less confident. Continue after the first; stop at low confidence.
+    1. Draft with the target, without the sublayers of the best set, on the target's own KV cache.
+       Each token gets siblings: more siblings if the draft is less confident. Draft the next token
+       after the first sibling. Stop at low confidence.
     2. (engine) One target forward over the root and all tokens; verify; commit.
-    3. Until the search ends, score one set of the same size, chosen at random or, every `every`
-       tries, by Bayesian optimisation. The score is the share of correct next tokens over the
-       output's first W + 1, in one forward after the prompt. Keep the set if it beats the best.
+    3. Until the search ends, score one other set of the same size. The set is chosen at random, or
+       by Bayesian optimisation every `every` tries. The score is the share of W output tokens that
+       the target predicts correctly with this set, in one forward. Keep the set if its score is
+       higher than that of the best set.
     """
 
     name: ClassVar[str] = "swift"
@@ -91,7 +96,10 @@ class Swift(Method):
     state_scope: ClassVar[Literal["prompt", "run", "corpus"]] = "run"
 
     def start(self, session: Session) -> None:
-        """Draft with the best set so far. The first set skips every second layer."""
+        """Start with the best set of skipped sublayers so far.
+
+        The first set skips every second layer.
+        """
         params = self.params
         inner = list(product(range(1, session.target.n_layers - 1), SUBLAYERS))
         first = sorted(inner, key=lambda sublayer: sublayer[0] % 2 == 0)
@@ -101,7 +109,7 @@ class Swift(Method):
         self.part, self.score = session.partial(skip=self.search.best), -1.0
 
     def propose(self, session: Session, limit: int) -> Draft:
-        """Carry out step 1; see the class."""
+        """Return the draft of one decoding step: step 1 of the class docstring."""
         params, most = self.params, min(self.params.width, session.target.vocab_size)
         tokens, parents, distributions, node = list[Tensor](), list[int](), list[Tensor](), ROOT
         x = session.pending_tokens(session.state.length())
@@ -120,7 +128,7 @@ class Swift(Method):
         return session.tree(torch.cat(tokens) if tokens else (), tuple(parents), distributions)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
-        """Carry out step 3; see the class."""
+        """Score another set of skipped sublayers: step 3 of the class docstring."""
         search = self.search
         if search.is_finished or len(session.output()) <= self.params.window:
             return
@@ -134,8 +142,9 @@ class Swift(Method):
                 self.part, self.score = part, score
 
     def _score_set(self, session: Session, part: Partial) -> float:
-        """Return the share of W output tokens that the target predicts correctly without the set's
-        sublayers."""
+        """Return the share of W output tokens that the target predicts correctly without some
+        sublayers.
+        """
         output = session.output()[: self.params.window + 1]
         rows = part.rescore(output[:-1], len(session.tokens()) - len(session.output()))
         rows = rows if session.sampling.draws else session.scores(rows, 1)

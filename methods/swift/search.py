@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class SearchParams(MethodParams):
-    """Parameters of a method that searches for a set."""
+    """Parameters of a method that searches for the best subset."""
 
     every: int = Field(
         25,
@@ -52,10 +52,9 @@ class SetSearch(Generic[T]):
 
     Attributes:
         items: All items, in a fixed order.
-        best: Best set so far. Initially it is the set that the caller passes. All sets have its
-            size.
+        best: Best set so far. The caller passes the first set. All sets have the same size.
         params: Parameters of the search.
-        tried: Tried sets, as (set, score, whether it was the best so far).
+        tried: Tried sets, as (set, score, whether the set was the best so far).
     """
 
     items: Sequence[T]
@@ -75,7 +74,7 @@ class SetSearch(Generic[T]):
         return not self.best or len(self.tried) >= self.params.tries or worse
 
     def propose(self, key: int) -> list[T]:
-        """Return the set to try next. `key` seeds random choices."""
+        """Return the set to try next. `key` is the random seed."""
         if self.tried and len(self.tried) % self.params.every == 0:
             return self.suggest()
         return self._select(random.Random(key).sample(range(len(self.items)), len(self.best)))
@@ -84,8 +83,8 @@ class SetSearch(Generic[T]):
         """Record the score of a set. Return True if the set is now the best one.
 
         Args:
-            chosen: The set.
-            score: Its score.
+            chosen: The tried set.
+            score: Score of the tried set.
             best_score: Score of the best set so far, on the same text.
         """
         self.tried.append((chosen, score, score > best_score))

@@ -1,4 +1,4 @@
-"""Models: resolution of names, hub ids and folders to checkpoints on disk."""
+"""Models: functions that find the checkpoint on disk for a name, hub id or folder."""
 
 from specbench_cli.models.resolve import Checkpoint, describe, model_names, resolve
 

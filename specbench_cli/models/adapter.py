@@ -1,10 +1,11 @@
-"""Models stored as differences from a base model, and merged at first use.
+"""Models that are stored as differences from a base model. They are merged at first use.
 
 A LoRA adapter in PEFT's format is added to its base model: W becomes W + (alpha / r) B A (Hu et
 al., ICLR 2022, arXiv:2106.09685; https://huggingface.co/docs/peft/developer_guides/checkpoint). A
-draft made from its target (`specbench train draft --layers`) is stored as its own layers. It gets
-the target's embeddings and some rows of its output matrix. The merged model is cached under the
-hashes of both, an adapter in the dtype of the base model, a draft in that of its layers.
+draft model that was made from its target (`specbench train draft --layers`) is stored as its own
+layers. It gets the target's embeddings and some rows of the target's output matrix. The cache
+contains the merged model under the hashes of both parts. A merged adapter has the dtype of the base
+model, and a draft model has the dtype of its layers.
 """
 
 from __future__ import annotations
@@ -58,21 +59,21 @@ Array = NDArray[Any]
 
 
 def is_adapter(folder: Path) -> bool:
-    """Return True if a folder contains an adapter or the layers of a draft, not a complete
-    model."""
+    """Return True if a folder contains an adapter or only the layers of a draft model."""
     return (folder / CONFIG).is_file() or is_draft(folder)
 
 
 def is_draft(folder: Path) -> bool:
-    """Return True if a folder contains the layers of a draft."""
+    """Return True if a folder contains only the layers of a draft model."""
     return (folder / LAYERS).is_file()
 
 
 def find_base_model(folder: Path) -> str:
-    """Return the name of the base model, for `resolve`.
+    """Return the name of the base model of an adapter or of a draft model's layers.
 
     Raises:
-        UsageError: the kind of adapter is not supported, or a draft's record names no target.
+        UsageError: the kind of adapter is not supported, or the files of a draft model do not name
+            its target.
     """
     if is_draft(folder):
         try:
@@ -107,7 +108,11 @@ def find_base_model(folder: Path) -> str:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """Return the adapter_config.json of an adapter. Raise UsageError if it is invalid."""
+    """Return the content of adapter_config.json.
+
+    Raises:
+        UsageError: the file is invalid.
+    """
     try:
         facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as fault:
@@ -121,15 +126,15 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 
 def merge_adapter(folder: Path, base: Path) -> Path:
-    """Return the folder of the merged model, created at first use.
+    """Return the folder of the merged model. The first call creates it.
 
     Args:
-        folder: folder of the adapter or of the draft's layers.
+        folder: folder of the adapter or of the draft model's layers.
         base: folder of the base model.
 
     Raises:
-        UsageError: the adapter changes matrices that the base model does not have, or with other
-            sizes; or the width or vocabulary of a draft's layers does not fit the base model.
+        UsageError: the adapter does not fit the matrices of the base model, or the width or
+            vocabulary of a draft model's layers does not fit the base model.
         EnvironmentFault: the cache cannot be written.
     """
     layers = is_draft(folder)
@@ -155,7 +160,7 @@ def merge_adapter(folder: Path, base: Path) -> Path:
 
 
 def _list_not_copied(folder: str, names: list[str]) -> list[str]:
-    """Return the names in a folder that are neither a regular file nor a folder of its own."""
+    """Return the names in a folder that are links or special files."""
     paths = {name: Path(folder) / name for name in names}
     return [
         name
@@ -205,7 +210,11 @@ def _add_adapter(folder: Path, model: Path) -> None:
 
 
 def _scale(folder: Path, facts: dict[str, Any]) -> float:
-    """Return the scale lora_alpha / r of an adapter. Raise UsageError if a value is invalid."""
+    """Return the scale lora_alpha / r of an adapter.
+
+    Raises:
+        UsageError: a value is invalid.
+    """
     alpha: Any = facts.get("lora_alpha")
     rank: Any = facts.get("r")
     for name, value in (("lora_alpha", alpha), ("r", rank)):
@@ -221,7 +230,11 @@ def _scale(folder: Path, facts: dict[str, Any]) -> float:
 
 
 def _check_parts(folder: Path, parts: dict[str, Array], places: set[str], rank: int) -> None:
-    """Raise UsageError unless the tensors of an adapter are A and B pairs of its rank."""
+    """Check the tensors of an adapter: each updated matrix needs A and B of the configured rank.
+
+    Raises:
+        UsageError: a tensor is missing or unexpected, or has another rank.
+    """
     pairs = {PREFIX + at + end for at in places for end in (A, B)}
     wrong = [f"has {name}, which is not a LoRA matrix" for name in sorted(parts.keys() - pairs)]
     wrong += [f"lacks {name}" for name in sorted(pairs - parts.keys())]
@@ -238,7 +251,7 @@ def _check_parts(folder: Path, parts: dict[str, Array], places: set[str], rank: 
 
 
 def _complete_draft(folder: Path, base: Path, model: Path) -> None:
-    """Write a complete draft: its layers with the target's embeddings and output matrix."""
+    """Write a complete draft model: its layers, and the target's embeddings and output matrix."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file, save_file
 
@@ -277,7 +290,10 @@ def _complete_draft(folder: Path, base: Path, model: Path) -> None:
 
 
 def _entries(file: Path) -> dict[str, Any]:
-    """Return the header of a safetensors file, with the offset of the data in each entry."""
+    """Return the header of a safetensors file.
+
+    Each entry contains the offset of the tensor's data.
+    """
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         try:
@@ -292,7 +308,7 @@ def _entries(file: Path) -> dict[str, Any]:
 def _map_matrix(
     file: Path, entry: dict[str, Any], mode: Literal["r", "r+"]
 ) -> np.memmap[Any, np.dtype[Any]]:
-    """Return a memory map of a matrix in a file."""
+    """Return a memory map of a matrix in a safetensors file."""
     place = entry["from"] + entry["data_offsets"][0]
     return np.memmap(file, DTYPES[entry["dtype"]], mode, place, tuple(entry["shape"]))
 

@@ -1,4 +1,7 @@
-"""Entries of aliases.yaml: facts about checkpoints that need not be on this machine."""
+"""Entries of aliases.yaml, which describe known checkpoints.
+
+Some checkpoints are not downloaded yet.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ UNITS = {"B": 1e9, "M": 1e6}
 class Alias(BaseModel):
     """Entry of aliases.yaml. Exactly one of `same_as`, `folder` and `hub` locates the checkpoint.
 
-    The fields are explained at the top of aliases.yaml.
+    The top of aliases.yaml explains the fields.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -52,7 +55,7 @@ class Alias(BaseModel):
 
     @property
     def installed_file(self) -> Path | None:
-        """File with the weights in an installed package, or None."""
+        """Weights file in an installed package, or None."""
         if self.file is None:
             return None
         module, _, name = self.file.partition("/")
@@ -62,19 +65,22 @@ class Alias(BaseModel):
 
     @property
     def download_size_gb(self) -> float | None:
-        """Download size in GB; None if nothing is downloaded or the size is unknown."""
+        """Download size in GB. None if nothing is downloaded or the size is unknown."""
         if self.download_gb or not self.hub:
             return self.download_gb
         return self._gb(self.dtype or "")
 
     @property
     def memory_gb(self) -> dict[str, float] | None:
-        """Size of the weights in GB, by dtype."""
+        """Size of the weights in GB. The key is the dtype."""
         sizes = {dtype: self._gb(dtype) for dtype in ("float32", "bfloat16")}
         return {dtype: size for dtype, size in sizes.items() if size is not None} or None
 
     def template_text(self) -> str | None:
-        """Return the chat template for a tokenizer without one, or None."""
+        """Return the chat template, for a tokenizer that contains none.
+
+        None if no template is needed.
+        """
         if self.template is None:
             return None
         return (HERE / "templates" / f"{self.template}.jinja").read_text(encoding="utf-8").rstrip()
@@ -88,16 +94,16 @@ class Alias(BaseModel):
 
 @cache
 def aliases() -> dict[str, Alias]:
-    """Return the entries by short name, in the order of the file."""
+    """Return the entries of aliases.yaml in the order of the file. The key is the short name."""
     entries = yaml.safe_load((HERE / "aliases.yaml").read_text(encoding="utf-8"))
     return {name: Alias.model_validate(entry) for name, entry in entries.items()}
 
 
 def find_alias(hub_id: str) -> Alias | None:
-    """Return the entry of a hub id, or None."""
+    """Return the entry of aliases.yaml with a hub id, or None."""
     return next((alias for alias in aliases().values() if alias.hub == hub_id), None)
 
 
 def _rounded(size: float) -> float:
-    """Round a size in GB to three digits, and at most five decimals."""
+    """Round a size in GB to three significant digits, and at most five decimals."""
     return round(size, max(0, min(5, 2 - math.floor(math.log10(size)))))

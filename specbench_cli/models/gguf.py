@@ -1,7 +1,7 @@
-"""Conversion of GGUF files (llama.cpp's format) to folders in transformers' format, dequantised.
+"""Conversion of GGUF files (llama.cpp's format) to dequantised checkpoints in transformers' format.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The folder is cached under the
-file's SHA-256, so all later and parallel runs use it.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The cache contains the result
+under the file's SHA-256, so later and parallel runs use the same folder.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ BLOCKS = {
 
 
 def is_gguf(path: Path) -> bool:
-    """Return True if a path is a GGUF file by its extension or its first bytes."""
+    """Return True if the file extension or the first bytes show that a path is a GGUF file."""
     if path.suffix.lower() == SUFFIX:
         return True
     try:
@@ -106,7 +106,9 @@ def is_gguf(path: Path) -> bool:
 
 
 def convert_gguf(path: Path) -> Path:
-    """Convert a GGUF file to a folder (config.json, safetensors, tokenizer) at first use.
+    """Return a folder with the converted model: config.json, safetensors and tokenizer.
+
+    The first call converts the GGUF file.
 
     Values do not change: quantised tensors become float32, and float16 stays float16.
 
@@ -151,7 +153,13 @@ def _sha256(path: Path) -> str:
 
 
 def _write(path: Path, folder: Path) -> None:
-    """Write the files of the folder. Raises OSError, and the errors of `convert_gguf`."""
+    """Write the converted model to a folder.
+
+    Raises:
+        OSError: a file cannot be written.
+        UsageError: the architecture, quantisation or tokenizer is not supported.
+        EnvironmentFault: the GGUF file is damaged.
+    """
     reader = _open_reader(path)
     try:
         facts = {key: field.contents() for key, field in reader.fields.items()}
@@ -173,7 +181,11 @@ def _write(path: Path, folder: Path) -> None:
 
 
 def _save(tensors: Iterator[tuple[str, Array]], folder: Path) -> None:
-    """Write tensors as safetensors, with a new file after every `SHARD` bytes. Raises OSError."""
+    """Write tensors as safetensors. A new file begins after every `SHARD` bytes.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -213,7 +225,10 @@ def _open_reader(path: Path) -> Any:
     from gguf import GGUFReader
 
     class Reader(GGUFReader):
-        """Reader that raises an error at the end of the file; the library returns empty arrays."""
+        """GGUF reader that raises an error at the end of the file.
+
+        The library's reader returns empty arrays.
+        """
 
         def _get(self, offset: int, dtype: Any, count: int = 1, *args: Any, **more: Any) -> Any:
             if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
@@ -291,7 +306,7 @@ class _GgufModel:
         )
 
     def tensors(self) -> Iterator[tuple[str, Array]]:
-        """Yield (transformers' name, weight [out, in]) in float16 or float32.
+        """Yield each weight as (transformers' name, array [out, in]), in float16 or float32.
 
         Raises:
             UsageError: the gguf library cannot read the quantisation.
@@ -317,7 +332,7 @@ class _GgufModel:
             yield from self._parts(theirs, weight)
 
     def _parts(self, name: str, weight: Array) -> Iterator[tuple[str, Array]]:
-        """Yield a tensor, or the three tensors that older files of Phi 2 store as one."""
+        """Yield a tensor. Older files of Phi 2 store three tensors as one, which is split."""
         if ".attn_qkv." not in name:
             yield name, weight
             return
@@ -385,7 +400,7 @@ class _GgufModel:
         return names
 
     def _special(self) -> dict[str, Any]:
-        """Return the ids of BOS, EOS and padding tokens."""
+        """Return the token ids of BOS, EOS and padding."""
         tokens = "tokenizer.ggml.{}_token_id"
         ends = [self._facts.get(tokens.format(kind)) for kind in EOS_KINDS]
         return {
@@ -395,7 +410,7 @@ class _GgufModel:
         }
 
     def _config(self) -> dict[str, Any]:
-        """Return transformers' config.json."""
+        """Return the content of transformers' config.json."""
         common = {
             "hidden_size": self._hidden,
             "num_hidden_layers": self._layers,
@@ -426,7 +441,7 @@ class _GgufModel:
         return int(embedding.shape[1])
 
     def _llama(self) -> dict[str, Any]:
-        """Return the configuration of Llama, Qwen2 and Qwen3."""
+        """Return the entries of config.json for Llama, Qwen2 and Qwen3."""
         classes = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
         return {
             "model_type": self.architecture,
@@ -447,7 +462,8 @@ class _GgufModel:
                 "rope_parameters": self._rope(),
                 **eps,
             }
-        # The 27B models of both generations divide by the width of a head that has no extra rows.
+        # The largest model of Gemma 2 and of Gemma 3 (27B) scales attention by hidden size / number
+        # of heads. Smaller models scale it by the head dimension.
         largest = {"gemma2": 46, "gemma3": 62}[self.architecture]
         wide = self._hidden // self._heads if self._layers == largest else self._head_dim
         second = self.architecture == "gemma2"
@@ -503,11 +519,12 @@ class _GgufModel:
         }
 
     def _rms_eps(self) -> float:
-        # The shortest decimal of the float32 in the file is the original value.
+        # The config value was rounded to float32 in the file. The shortest decimal that gives this
+        # float32 is the original value.
         return float(str(np.float32(self._get_value("attention.layer_norm_rms_epsilon"))))
 
     def _rope(self) -> dict[str, Any]:
-        """Return the rotary parameters of full attention."""
+        """Return the rotary embedding settings of the layers with full attention."""
         theta = float(self._get_value("rope.freq_base", 10000.0))
         kind = self._get_value("rope.scaling.type", "none")
         if "rope_freqs.weight" in self._stored:
@@ -529,7 +546,7 @@ class _GgufModel:
         return rope
 
     def _llama3(self, theta: float) -> dict[str, Any]:
-        """Return Llama 3's scaling, derived from the factor of each frequency in the file."""
+        """Return the rotary scaling of Llama 3. The file contains one factor per frequency."""
         stored = np.asarray(self._numbers("rope_freqs.weight"), dtype=np.float64)
         factor = float(stored.max())
         waves = 2 * math.pi * theta ** (np.arange(0, self._head_dim, 2) / self._head_dim)
@@ -545,7 +562,11 @@ class _GgufModel:
         return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **LLAMA3}
 
     def _get_value(self, key: str, default: Any = ...) -> Any:
-        """Return a metadata value of the architecture. Raise EnvironmentFault if it is missing."""
+        """Return a metadata value for the architecture of the model.
+
+        Raises:
+            EnvironmentFault: the value is missing and there is no default.
+        """
         found = self._facts.get(f"{self.architecture}.{key}", default)
         if found is ...:
             raise EnvironmentFault(
@@ -567,8 +588,8 @@ class _GgufModel:
 def _side_by_side_to_halves(weight: Array, head_dim: int) -> Array:
     """Reorder rows [heads * head_dim, ...] from llama.cpp's to transformers' rotary layout.
 
-    In llama.cpp the two rows of a rotation are neighbours; in transformers they are half a head
-    apart.
+    The rotary embedding rotates pairs of rows. In llama.cpp the two rows of a pair are neighbours.
+    In transformers they are half a head apart.
     """
     by_head = weight.reshape(-1, head_dim // 2, 2, *weight.shape[1:])
     return by_head.swapaxes(1, 2).reshape(weight.shape)

@@ -1,7 +1,8 @@
 """Conversion of a GGUF file's tokenizer to transformers' files.
 
 There are two kinds: byte-level BPE ("gpt2": Llama 3, Qwen, SmolLM, Phi 2) and SentencePiece's BPE
-("llama": Llama 2, Gemma, Phi 3). The file contains only the name of the pre-tokenization rule.
+("llama": Llama 2, Gemma, Phi 3). A GGUF file contains only the name of the pre-tokenization rule,
+not the rule itself.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SPACE = "\u2581"  # SentencePiece's symbol for a space
 
 
 def tokenizer_files(file: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contents of tokenizer.json and tokenizer_config.json.
+    """Return the contents of tokenizer.json and tokenizer_config.json. The key is the file name.
 
     Args:
         file: name of the GGUF file for messages.
@@ -160,9 +161,9 @@ def _make_sentence_piece(file: str, metadata: Mapping[str, Any]) -> Any:
 def _merges(
     tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int]
 ) -> list[tuple[str, str]]:
-    """Return the merges, best first, that SentencePiece derives from its pieces and their scores.
+    """Return the BPE merges that are equivalent to SentencePiece's pieces and scores, best first.
 
-    SentencePiece joins the two neighbours whose joint piece has the best score (Kudo and
+    SentencePiece joins the two neighbours whose combined piece has the best score (Kudo and
     Richardson, arXiv:1808.06226).
     """
     rank = {
@@ -195,7 +196,7 @@ def _make_added_tokens(
 def _add_bos_and_eos(
     tokenizer: Any, metadata: Mapping[str, Any], bos: str | None, eos: str | None
 ) -> None:
-    """Add BOS and EOS tokens to texts as the metadata require."""
+    """Configure the tokenizer to add BOS and EOS tokens, as the metadata require."""
     from tokenizers import processors
 
     usual = metadata["model"] == "llama" or SPLITS.get(metadata.get("pre", "")) == _LLAMA3

@@ -1,4 +1,6 @@
-"""Resolution of trained modules (heads): shipped, in the hub's cache, or a folder."""
+"""Search for trained modules, such as draft heads: in specbench, in the hub's cache, or in a
+folder.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ class HeadFiles:
     """Files of a trained module on this machine.
 
     Attributes:
-        label: name to print and store: a short name, a hub id, or the folder's name.
-        path: folder of the files. It is never stored.
+        label: name for output and records: a short name, a hub id, or the name of the folder.
+        path: folder of the files. Records never contain it.
     """
 
     label: str
@@ -31,12 +33,13 @@ class HeadFiles:
 def resolve_head(
     source: str, kind: str, target: Checkpoint, *, in_target: bool, hint: str = ""
 ) -> HeadFiles:
-    """Find a module of a kind, and download it from the hub if necessary.
+    """Find a trained module, such as a draft head. Download it from the hub if necessary.
 
     Args:
-        source: `AUTO`, a hub id (`org/name`), or a folder.
-        in_target: whether the target's files may contain it.
-        hint: hint of the error if there is none, for modules that are not heads.
+        source: a hub id (`org/name`), a folder, or `AUTO` for the known module of the target.
+        in_target: whether the target's files may contain the module.
+        hint: hint in the error message if no module is known. Modules other than draft heads set
+            it.
 
     Raises:
         UsageError: the folder does not exist, or no module of the kind is known for the target.
@@ -65,9 +68,11 @@ def _find_head(
 def check_head(
     source: str, kind: str, target: Checkpoint, *, in_target: bool, hint: str = ""
 ) -> None:
-    """Raise UsageError if a module is neither on this machine nor downloadable. Loads no files.
+    """Check that a trained module is on this machine, or that the hub may contain it.
 
-    For the arguments see `resolve_head`.
+    No files are loaded.
+
+    The arguments are those of `resolve_head`.
 
     Raises:
         UsageError: the folder does not exist, or no module of the kind is known for the target.
@@ -100,7 +105,10 @@ def _find_by_name(source: str, kind: str, hint: str) -> HeadFiles:
 
 
 def _local(source: str, kind: str, hint: str) -> HeadFiles | None:
-    """Return the module in a folder, or a shipped one by name; None for a hub id."""
+    """Return the module in a folder or the shipped module with this name.
+
+    Return None for a hub id.
+    """
     folder = Path(source).expanduser()
     if folder.is_dir():
         return HeadFiles(folder.resolve().name, folder)

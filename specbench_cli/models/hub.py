@@ -1,4 +1,4 @@
-"""Checkpoints from the Hugging Face hub: local cache, and download with timeouts."""
+"""Checkpoints from the Hugging Face hub: search in the local cache, and download with timeouts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class HubDownload(NamedTuple):
     """Model to download from the hub.
 
     Attributes:
-        hub_id, revision: Repository and revision on the hub. None is the main branch.
+        hub_id, revision: Repository and revision on the hub. Revision None means the main branch.
         size: Download size as text.
-        gated: Whether the licence must be accepted first.
+        gated: Whether the user must accept the licence before the download.
     """
 
     hub_id: str
@@ -31,12 +31,12 @@ class HubDownload(NamedTuple):
 
     @property
     def page(self) -> str:
-        """URL of the model's page, where its licence can be accepted."""
+        """URL of the model's page, where the user can accept the licence."""
         return f"https://huggingface.co/{self.hub_id}"
 
     @property
     def command(self) -> str:
-        """Command that downloads it into the hub's cache."""
+        """Shell command that downloads the model into the hub's cache."""
         revision = f" --revision {self.revision}" if self.revision else ""
         include = " ".join(f"--include '{pattern}'" for pattern in INCLUDED_FILES)
         return f"hf download {self.hub_id}{revision} {include}"
@@ -45,7 +45,7 @@ class HubDownload(NamedTuple):
 def cached_snapshot(hub_id: str, revision: str | None = None) -> Path | None:
     """Return the folder of a model's complete snapshot in the hub's cache, or None.
 
-    The name of the folder is the commit. The network is not used.
+    The commit is the name of the folder. The function does not use the network.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -67,18 +67,19 @@ def download(name: str, wanted: HubDownload, also: HubDownload | None, instead: 
     """Download a model's weights (safetensors only), configuration and tokenizer.
 
     Args:
-        name: the model as the user gave it, for messages.
+        name: name of the model as the user gave it, for messages.
         also: another model that must be downloaded too, for messages.
         instead: alternative for the hint if the download fails.
 
     Raises:
-        EnvironmentFault: offline, gated, unknown to the hub, or the download failed.
+        EnvironmentFault: the machine is offline, the model is gated or unknown to the hub, or the
+            download failed.
     """
     from huggingface_hub import HfApi, snapshot_download
 
     hub_id, revision = wanted.hub_id, wanted.revision
     try:
-        # this query has a timeout; those of the download have none
+        # Query the model's metadata first. This request has a timeout, and the download has none.
         HfApi().model_info(hub_id, revision=revision, timeout=TIMEOUT_S)
         folder = snapshot_download(
             hub_id,

@@ -1,4 +1,4 @@
-"""Measured quality of the shipped models; `python -m recipes.embedded quality` writes the file."""
+"""Measured quality of the shipped models. `python -m recipes.embedded quality` writes the file."""
 
 import json
 from functools import cache
@@ -11,7 +11,7 @@ FIGURES = ("outputs", "accuracy", "mat", "ended", "repetitive")
 
 @cache
 def load_quality() -> dict[str, Any]:
-    """Return the content of the file, or an empty object if it is not installed."""
+    """Return the content of the quality file, or an empty object if the file is not installed."""
     if not FILE.is_file():
         return {}
     facts: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
@@ -19,7 +19,10 @@ def load_quality() -> dict[str, Any]:
 
 
 def quality_tables(label: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the tables of a shipped model by title, with a row per family; else nothing."""
+    """Return the quality tables of a shipped model. The key is the title of a table.
+
+    Each table has one row per task family. Other models have no tables.
+    """
     models: dict[str, dict[str, dict[str, Any]]] = load_quality().get("models", {})
     return {
         f"{name} on {load_quality()['task']}": [

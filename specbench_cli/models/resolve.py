@@ -1,4 +1,4 @@
-"""Resolution of a model's name (alias, hub id or folder) to a checkpoint. Loads no weights."""
+"""Search for the checkpoint of a model name (alias, hub id or folder). No weights are loaded."""
 
 from __future__ import annotations
 
@@ -37,15 +37,18 @@ class Checkpoint:
 
     Attributes:
         name: Name as the user gave it.
-        label: Name to print and store: the alias, the hub id, or the name of the folder or file.
-        path: Folder with config.json, *.safetensors and the tokenizer. It is never stored.
-        hub_id, revision: Repository on the hub, and its commit.
+        label: Name for output and records: the alias, the hub id, or the name of the folder or
+            file.
+        path: Folder with config.json, *.safetensors and the tokenizer. Records never contain this
+            path.
+        hub_id, revision: Repository on the hub, and the commit.
         draft: Name of the default draft model.
-        heads: Trained modules by kind: a hub id, or a folder next to aliases.yaml.
+        heads: Known draft heads and other trained modules for this target. The key is the kind. The
+            value is a hub id, or a folder next to aliases.yaml.
         dtype: Published dtype, if known.
         template: Chat template (Jinja) for a tokenizer without one.
         embedded: True for the models that are shipped with specbench.
-        shape: True for a shape without weights, which are drawn at random.
+        shape: True if the model is only a shape: its weights are drawn at random.
     """
 
     name: str
@@ -62,20 +65,22 @@ class Checkpoint:
 
     @property
     def shipped_heads(self) -> frozenset[str]:
-        """Kinds of trained modules that are shipped with it."""
+        """Kinds of trained modules for this checkpoint that specbench ships."""
         return frozenset(kind for kind, known in self.heads.items() if (HERE / known).is_dir())
 
 
 def model_names() -> list[str]:
-    """Return the short names, in the order of aliases.yaml."""
+    """Return the short names of known models, in the order of aliases.yaml."""
     return list(aliases())
 
 
 def describe(name: str) -> dict[str, Any]:
-    """Return the facts of an alias, and whether it is on this machine. Downloads nothing.
+    """Return the entry of a short name in aliases.yaml, and whether the model is on this machine.
+
+    Nothing is downloaded.
 
     Raises:
-        UsageError: the name is not an alias.
+        UsageError: the name is not in aliases.yaml.
     """
     label, alias = _alias(name)
     facts = {
@@ -97,9 +102,10 @@ def describe(name: str) -> dict[str, Any]:
 def resolve(name: str) -> Checkpoint:
     """Find a checkpoint, and download it from the hub if necessary.
 
-    An alias comes first, then a folder or GGUF file, then a hub id (`org/name`), first in the local
-    hub cache. A GGUF file is dequantised into specbench's cache at first use. A LoRA adapter
-    (PEFT's files) is merged with its base model there. `shape:NAME` is a model without weights.
+    The name may be an alias, a folder, a GGUF file or a hub id (`org/name`). They are tried in this
+    order. The local hub cache is searched before the hub. A GGUF file is dequantised into
+    specbench's cache at first use. A LoRA adapter (in PEFT's format) is merged with its base model
+    in this cache. `shape:NAME` is a model without weights.
 
     Raises:
         UsageError: the short name is unknown, the folder contains no checkpoint, or the kind of
@@ -137,7 +143,10 @@ def resolve(name: str) -> Checkpoint:
 
 
 def _alias(name: str) -> tuple[str, Alias]:
-    """Return the name and entry of an alias, after following `same_as`."""
+    """Return the name and entry of an alias.
+
+    If the entry is `same_as` another alias, return the other entry.
+    """
     known = aliases()
     if name not in known:
         near = " or ".join(map(repr, _find_similar_names(name.lower())))
@@ -150,7 +159,10 @@ def _alias(name: str) -> tuple[str, Alias]:
 
 
 def _find_similar_names(word: str) -> list[str]:
-    """Return up to three similar short names, first those with the same prefix."""
+    """Return up to three short names that are similar to a word.
+
+    Names with the same prefix come first.
+    """
     known = list(aliases())
     family = get_close_matches(word.partition("-")[0], {key.partition("-")[0] for key in known}, 1)
     return (
@@ -184,7 +196,9 @@ def _from_alias(name: str) -> Checkpoint:
 
 
 def _resolve_derived(name: str, label: str, folder: Path) -> Checkpoint:
-    """Return the checkpoint of an adapter or a draft, merged with its base model."""
+    """Return the checkpoint of an adapter or of a draft model's layers, merged with its base
+    model.
+    """
     named = find_base_model(folder)
     try:
         base = resolve(named)
@@ -246,7 +260,10 @@ def _from_package(name: str, label: str, alias: Alias) -> Checkpoint:
 
 
 def _find_cached(alias: Alias) -> Path | None:
-    """Return an alias's snapshot in the hub's cache, or else that of the main branch."""
+    """Return the snapshot of an alias in the hub's cache.
+
+    If the revision of the alias is missing, return the snapshot of the main branch.
+    """
     hub_id = alias.hub or ""
     found = cached_snapshot(hub_id, alias.revision)
     if found is None and alias.revision:
@@ -262,7 +279,10 @@ def _make_download(alias: Alias) -> HubDownload:
 
 
 def _absent_draft(alias: Alias) -> HubDownload | None:
-    """Return the default draft model if it must be downloaded too, for the same message."""
+    """Return the default draft model if it must be downloaded too.
+
+    One message then names both models.
+    """
     draft = aliases().get(alias.draft or "")
     return _make_download(draft) if draft and draft.hub and _find_cached(draft) is None else None
 
@@ -279,7 +299,7 @@ def _find_missing_file(folder: Path) -> str | None:
 
 
 def _format_hint(name: str) -> str:
-    """Return the hint for a checkpoint in another format. Pickled weights are never loaded."""
+    """Return a hint for a checkpoint in an unsupported format. Pickled weights are never loaded."""
     copy = Path(name).name + "-safetensors"
     return (
         "needed: config.json, *.safetensors and a tokenizer. To convert pickled weights once: "

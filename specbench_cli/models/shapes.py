@@ -1,4 +1,4 @@
-"""Shapes of models without weights: entries of shapes.yaml and derived sizes."""
+"""Shapes of models without weights, from shapes.yaml, and sizes that are computed from a shape."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ CLASSES = {
 
 
 class ModelShape(BaseModel):
-    """Entry of shapes.yaml. The fields are explained at the top of that file.
+    """Entry of shapes.yaml. The top of shapes.yaml explains the fields.
 
-    Sizes are numbers of values, not bytes. `vocab` is the width of the logits.
+    A size is a number of values, not of bytes. `vocab` is the width of the logits.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -67,7 +67,7 @@ class ModelShape(BaseModel):
 
     @property
     def attention_parameters(self) -> int:
-        """Number of parameters of a layer's attention, with norms and biases."""
+        """Number of parameters of one layer's attention, with norms and biases."""
         queries, rows = self.heads * self.head_width, self.kv_heads * self.head_width
         matrices = 2 * self.hidden * queries + 2 * self.hidden * rows
         biases = queries + 2 * rows if self.family == "qwen2" else 0
@@ -76,17 +76,17 @@ class ModelShape(BaseModel):
 
     @property
     def expert_parameters(self) -> int:
-        """Number of parameters of one expert, or of the MLP of a dense model."""
+        """Number of parameters of one expert, or of one MLP in a dense model."""
         return 3 * self.hidden * self.mlp
 
     @property
     def router_parameters(self) -> int:
-        """Number of parameters of a layer's router and of the norm before the MLP."""
+        """Number of parameters of one layer's router and of the norm before the MLP."""
         return self.hidden + (self.hidden * self.experts if self.experts > 1 else 0)
 
     @property
     def output_parameters(self) -> int:
-        """Number of parameters of the output matrix and of the norm before it."""
+        """Number of parameters of the output matrix and of the final norm."""
         return self.vocab * self.hidden + self.hidden
 
     @property
@@ -96,7 +96,10 @@ class ModelShape(BaseModel):
 
     @property
     def parameters(self) -> int:
-        """Total number of parameters; a tied matrix counts once."""
+        """Total number of parameters.
+
+        An output matrix that is tied to the embedding counts only once.
+        """
         layer = (
             self.attention_parameters
             + self.router_parameters
@@ -106,7 +109,10 @@ class ModelShape(BaseModel):
         return self.layers * layer + self.output_parameters + embedding
 
     def config(self) -> dict[str, Any]:
-        """Return transformers' config.json of the shape, without EOS id."""
+        """Return transformers' config.json of the shape.
+
+        It has no EOS id, so outputs have a fixed length.
+        """
         config: dict[str, Any] = {
             "architectures": [CLASSES[self.family]],
             "model_type": self.family,
@@ -142,7 +148,7 @@ TOKENIZER = HERE / "embedded" / "embedded-7m"
 
 
 def create_shape_folder(name: str) -> Path:
-    """Create a cached folder with a shape's config.json and a tokenizer, without weights.
+    """Create a folder in the cache with a shape's config.json and a tokenizer, without weights.
 
     Raises:
         UsageError: the shape is unknown.
@@ -169,13 +175,13 @@ def create_shape_folder(name: str) -> Path:
 
 @cache
 def load_shapes() -> dict[str, ModelShape]:
-    """Return the entries by name, in the order of the file."""
+    """Return the entries of shapes.yaml in the order of the file. The key is the name."""
     entries = yaml.safe_load((HERE / "shapes.yaml").read_text(encoding="utf-8"))
     return {name: ModelShape.model_validate(entry) for name, entry in entries.items()}
 
 
 def get_shape(name: str) -> ModelShape:
-    """Return an entry by name.
+    """Return the entry of shapes.yaml with this name.
 
     Raises:
         UsageError: the shape is unknown.
@@ -190,10 +196,10 @@ def get_shape(name: str) -> ModelShape:
 
 
 def parse_pair(text: str) -> dict[str, str]:
-    """Parse a pair such as `llama-2-70b+7b` or `llama-2-70b+llama-68m`, or a target alone.
+    """Parse a target shape with an optional draft shape, such as `llama-2-70b+7b` or `llama-2-70b`.
 
     Returns:
-        Names by role.
+        Map from role ("target", "draft") to the name of a shape.
 
     Raises:
         UsageError: a shape is unknown.

@@ -1,1 +1,3 @@
-"""Training behind `specbench train`: corpus, replies, losses, training loop and heads."""
+"""Code behind `specbench train`: training texts, replies of the target, losses, training loop,
+heads.
+"""

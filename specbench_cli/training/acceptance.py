@@ -1,4 +1,8 @@
-"""Training of a SpecDec++ acceptance head: labels, schedule, quality on held-out replies, files."""
+"""Training of a SpecDec++ acceptance head, which predicts whether the target accepts a draft token.
+
+The module makes the labels, trains the head, measures its quality on held-out replies, and writes
+its files.
+"""
 
 import json
 import os
@@ -47,7 +51,8 @@ class AcceptanceRecipe(Schedule):
     Attributes:
         depth: number of residual blocks.
         tied: whether all blocks share their weights, as in the authors' code.
-        mixing: share of positions with the target's token instead of the draft's (r in the paper).
+        mixing: share of positions with the target's token instead of the draft model's token (r in
+            the paper).
         rejection_weight: loss weight of a rejection, relative to an acceptance (w_rej).
     """
 
@@ -63,7 +68,7 @@ ACCEPTANCE = AcceptanceRecipe(
 
 
 class RowSampler:
-    """Endless stream of labelled hidden states, in a new order in each epoch.
+    """Endless stream of training examples: hidden states with labels. Each epoch has a new order.
 
     Args:
         rows: normed hidden states of the draft model, [n, width].
@@ -76,16 +81,19 @@ class RowSampler:
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
     def batch(self, sequences: int, length: int) -> TrainingBatch:
-        """Return the next `sequences` x `length` rows, with their probabilities as targets."""
+        """Return the next `sequences` x `length` hidden states.
+
+        The targets are their acceptance probabilities.
+        """
         at = [self._next() for _ in range(sequences * length)]
         return TrainingBatch(self._rows[at], self._chances[at], torch.ones(len(at)))
 
     def state(self) -> dict[str, Any]:
-        """Return the number of rows so far."""
+        """Return the position in the stream: the number of hidden states so far."""
         return {"drawn": self._drawn}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue at a position that `state` returned."""
+        """Continue at a position that an earlier call of `state` returned."""
         self._drawn = state["drawn"]
 
     def _next(self) -> int:
@@ -99,10 +107,10 @@ class RowSampler:
 
 @dataclass(frozen=True)
 class Bin:
-    """Bin of the calibration: tokens with similar predictions.
+    """Bin of a calibration table: tokens with similar predicted acceptance probabilities.
 
     Attributes:
-        tokens: number of tokens.
+        tokens: number of tokens in the bin.
         predicted: mean predicted acceptance probability.
         labelled: mean acceptance probability in the labels.
     """
@@ -117,9 +125,10 @@ class AcceptanceResult(loop.TrainingResult):
     """Result of training an acceptance head, with its predictions on held-out replies.
 
     Attributes:
-        divergence: mean of KL(label || prediction) by step, in nats per token.
-        divergence_of_mean: the same for a constant prediction, the mean of the labels.
-        bins: calibration, in ascending order of the prediction.
+        divergence: mean of KL(label || prediction), in nats per token. The key is the training
+            step.
+        divergence_of_mean: the same divergence for a constant prediction: the mean of the labels.
+        bins: bins of the calibration table, in ascending order of the prediction.
     """
 
     divergence: dict[int, float]
@@ -133,7 +142,8 @@ class AcceptanceTrainer(HeadTrainer):
 
     Args:
         labels: whether labels are for sampling or for greedy decoding.
-        draft_label: name of the draft model in the written files. None: the name of its folder.
+        draft_label: name of the draft model in the written files. None means the name of the draft
+            model's folder.
     """
 
     labels: Labels = "sampled"
@@ -144,10 +154,10 @@ class AcceptanceTrainer(HeadTrainer):
         return replace(recipe, name=f"{self.prefix}-acceptance")
 
     def fit(self, recipe: AcceptanceRecipe) -> AcceptanceResult:
-        """Train and export one head.
+        """Train one acceptance head, and write its files.
 
         Raises:
-            UsageError: the folder contains the work of another recipe.
+            UsageError: the folder contains training work with another recipe.
         """
         folder, facts = self.out / WORK / recipe.name, self._head_facts(recipe)
         claim(self.out / WORK, {"target_sha256": facts["target_sha256"]})
@@ -207,7 +217,7 @@ class AcceptanceTrainer(HeadTrainer):
         return self.draft()
 
     def _head_facts(self, recipe: AcceptanceRecipe) -> dict[str, Any]:
-        """Return the origin of a head, for its config.json."""
+        """Return the entries of config.json that describe how the head was trained."""
         return {
             "kind": "acceptance",
             "target": self.label or self.target.name,
@@ -220,12 +230,15 @@ class AcceptanceTrainer(HeadTrainer):
         }
 
     def _load_labels(self, file: Path) -> list[LabelledReply]:
-        """Return the labelled replies. They are labelled once and stored in `file`."""
+        """Return the labelled replies.
+
+        The first call computes the labels and stores them in `file`.
+        """
         if not file.is_file():
             target, draft = (
                 load_model(each, self.device) for each in (self.target, self._draft_folder)
             )
-            # Sort by length, so that batches need little padding.
+            # Sort replies by length, so that batches need little padding.
             found = sorted(self._load_labelled_replies(), key=lambda reply: len(reply.ids))
             pairs = [
                 (each.ids[: find_answer_start(each)], each.ids[find_answer_start(each) :])
@@ -241,8 +254,9 @@ class AcceptanceTrainer(HeadTrainer):
     def _load_labelled_replies(self) -> list[EncodedChat]:
         """Return the replies to label.
 
-        For an embedded target they are sampled or greedy, as the labels are. For other targets they
-        are the replies that heads are trained on, which are partly sampled and partly greedy.
+        An embedded target is a small model that specbench ships. Its replies are sampled or greedy,
+        depending on the labels. Other targets use the training replies of draft heads, which are
+        partly sampled and partly greedy.
         """
         encode = self._encoder
         if isinstance(encode, TemplateEncoder):
@@ -265,7 +279,9 @@ def compute_divergence(predicted: Tensor, labelled: Tensor) -> float:
 
 
 def compute_calibration(predicted: Tensor, labelled: Tensor) -> list[Bin]:
-    """Return `BINS` bins with equal numbers of tokens, for predictions and labels [n]."""
+    """Return the calibration table of predictions and labels [n]: `BINS` bins with equally many
+    tokens.
+    """
     order = predicted.argsort()
     parts = [part for part in order.tensor_split(BINS) if len(part)]
     return [
@@ -278,7 +294,7 @@ def export(head: AcceptanceModule, folder: Path, facts: dict[str, Any]) -> None:
     """Write model.safetensors (in fp16) and config.json in the authors' format.
 
     Args:
-        facts: entries under the key "specbench" of config.json.
+        facts: entries that are stored under the key "specbench" of config.json.
     """
     named = {name: p.detach().half().cpu().contiguous() for name, p in head.named_parameters()}
     config = {"hidden_size": head.hidden, "num_layers": head.depth, "specbench": facts}

@@ -1,14 +1,14 @@
 """Alignment of a draft model with its target by distillation.
 
-The draft model learns the target's distributions on replies to training questions. The replies are
-those of the target (FastDraft, Zafrir et al., Findings of ACL 2025, arXiv:2411.11055), those of the
-draft, sampled again during training (on-policy distillation as in DistillSpec, Zhou et al., ICLR
-2024, arXiv:2310.08461), or both. The loss is a distance from `losses.DISTANCES`, or cross-entropy.
+The draft model learns the target's distributions on replies to training questions. The target
+writes the replies (FastDraft, Zafrir et al., Findings of ACL 2025, arXiv:2411.11055), or the draft
+model writes them during training (on-policy distillation as in DistillSpec, Zhou et al., ICLR 2024,
+arXiv:2310.08461), or both do. The loss is a distance from `losses.DISTANCES`, or cross-entropy.
 
-For a target without a draft model, a draft is made from some of the target's layers, with its
-embeddings and output matrix. The output vocabulary can be reduced to the most frequent tokens of
-the target's answers (FR-Spec, Zhao et al., arXiv:2502.14856), because the output matrix of a large
-vocabulary costs more than the layers.
+For a target without a draft model, a draft model is made from some of the target's layers, with the
+target's embeddings and output matrix. The output vocabulary can be reduced to the most frequent
+tokens of the target's answers (FR-Spec, Zhao et al., arXiv:2502.14856), because the output matrix
+of a large vocabulary costs more than the layers.
 """
 
 import json
@@ -87,8 +87,8 @@ class Alignment(Schedule):
 
     Attributes:
         loss: a name in `losses.DISTANCES`, or "ce" for cross-entropy.
-        samples: origin of the replies: "target", "own" (the draft's) or "mixed".
-        temperature: temperature of both distributions.
+        samples: model that writes the replies: "target", "own" (the draft model) or "mixed" (both).
+        temperature: temperature of the distributions of both models in the loss.
     """
 
     loss: str
@@ -99,7 +99,7 @@ class Alignment(Schedule):
 def make_alignment(
     name: str, loss: str, samples: Samples, temperature: float, steps: int, length: int = LENGTH
 ) -> Alignment:
-    """Return the alignment of the draft `name` in `steps` updates.
+    """Return the training schedule of the draft model `name`, with `steps` updates.
 
     Args:
         length: length of a sequence in tokens.
@@ -117,12 +117,13 @@ def make_alignment(
 
 @dataclass(frozen=True)
 class AlignEstimate(MatEstimate):
-    """Quality of a draft after some updates, on the target's greedy held-out replies.
+    """Quality of a draft model after some updates, on the target's greedy held-out replies.
 
     Attributes:
-        alpha: mean acceptance rate of a draft token at temperature 1, 1 - TVD.
+        alpha: mean acceptance rate of a draft token at temperature 1, which is 1 - TVD.
         mbsu: memory-bound speedup (Goel et al., arXiv:2403.00858), MAT / (c * chain + 1). c is the
-            number of parameters of the draft, divided by that of the target.
+            parameter count of the draft model, divided by the target's. `chain` is the draft
+            length.
     """
 
     alpha: float
@@ -137,7 +138,7 @@ FIGURES = ("alpha", "mat", "mbsu")
 
 @dataclass(frozen=True)
 class AlignResult(loop.TrainingResult):
-    """Result of an alignment, with the quality of the draft before and after."""
+    """Result of an alignment, with the quality of the draft model before and after training."""
 
     mat: list[AlignEstimate]
 
@@ -147,13 +148,15 @@ class Aligner(HeadTrainer):
     """Trainer that aligns a draft model with its target.
 
     Args:
-        pretrain: number of updates on the corpus before the alignment, from random weights. 0: the
-            draft starts with its current weights.
-        exits: numbers of first layers after which the draft also learns to predict, for `s2d`.
-        layers: number of layers of a draft that is made from the target. Its embeddings and output
-            matrix stay frozen. 0: the draft is an existing model.
+        pretrain: number of updates on the corpus before the alignment, from random weights. 0 means
+            that the draft model starts with its current weights.
+        exits: numbers of layers after which the draft model also learns to predict, for the method
+            `s2d`.
+        layers: number of layers of a draft model that is made from the target. Its embeddings and
+            output matrix stay frozen. 0 means that the draft model is an existing model.
         begin: layers of the target to copy: the first ones, the last ones, or half of each.
-        vocabulary: size of the reduced output vocabulary. None: the vocabulary is not reduced.
+        vocabulary: size of the reduced output vocabulary. None means that the vocabulary is not
+            reduced.
     """
 
     pretrain: int = 0
@@ -168,12 +171,12 @@ class Aligner(HeadTrainer):
         return LENGTH if self.is_embedded else MAX_LENGTH
 
     def align(self, plan: Alignment) -> AlignResult:
-        """Train and export a draft.
+        """Train a draft model, and write its files.
 
         Raises:
-            UsageError: the draft has another vocabulary, an already reduced one, or too few layers
-                for an exit or for the target; the loss does not fit the samples; or the folder
-                contains other work.
+            UsageError: the draft model has another vocabulary, an already reduced vocabulary, or
+                too few layers; the loss cannot be used with these replies; or the folder contains
+                other training work.
         """
         if plan.loss == "ce" and plan.samples != "target":
             raise UsageError(
@@ -234,7 +237,8 @@ class Aligner(HeadTrainer):
         step: int,
         tokens: int,
     ) -> None:
-        """Round a draft to fp16, measure it, and write it with the record of its training.
+        """Round a draft model to fp16, measure its quality, and write it with a record of its
+        training.
 
         Args:
             facts: settings of the training, for the record.
@@ -257,7 +261,11 @@ class Aligner(HeadTrainer):
             (staging / RECORD).write_text(text, encoding="utf-8")
 
     def _check_exits(self, model: LlamaForCausalLM) -> tuple[int, ...]:
-        """Return the exits in ascending order. Raise UsageError if the draft has too few layers."""
+        """Return the exit layers in ascending order.
+
+        Raises:
+            UsageError: the draft model has too few layers.
+        """
         n_layers = model.config.num_hidden_layers
         for n in self.exits:
             if not 1 <= n < n_layers:
@@ -268,7 +276,7 @@ class Aligner(HeadTrainer):
         return tuple(sorted(set(self.exits)))
 
     def _make_initial_model(self) -> LlamaForCausalLM:
-        """Return the draft with its initial weights, ready for training."""
+        """Return the draft model with its initial weights, ready for training."""
         model = self._build_from_target() if self.layers else self._load_draft()
         if self.vocabulary is not None and self.vocabulary < model.config.vocab_size:
             if get_output_ids(model) is not None:
@@ -290,7 +298,10 @@ class Aligner(HeadTrainer):
 
     @property
     def _freezes_embeddings(self) -> bool:
-        """True if the draft was made from a target, so that its embeddings stay frozen."""
+        """True if the draft model was made from the target's layers.
+
+        Then its embeddings stay frozen.
+        """
         file = self._draft_folder / RECORD
         if self.pretrain or not file.is_file():
             return False
@@ -303,7 +314,7 @@ class Aligner(HeadTrainer):
             ) from fault
 
     def _build_from_target(self) -> LlamaForCausalLM:
-        """Return a draft with copies of the target's layers, embeddings and output matrix."""
+        """Return a draft model with copies of the target's layers, embeddings and output matrix."""
         target, layers = self._target_model, self._copied_layers
         config = deepcopy(target.config)
         config.num_hidden_layers = len(layers)
@@ -326,7 +337,7 @@ class Aligner(HeadTrainer):
 
     @property
     def _copied_layers(self) -> list[int]:
-        """Numbers of the target's layers that are copied into the draft."""
+        """Numbers of the target's layers that are copied into the draft model."""
         n, n_target = self.layers, self._target_model.config.num_hidden_layers
         if n > n_target:
             raise UsageError(
@@ -339,13 +350,15 @@ class Aligner(HeadTrainer):
 
     @property
     def _start_name(self) -> str:
-        """Description of the draft's initial weights, for its record."""
+        """Description of the draft model's initial weights, for the record of its training."""
         if self.layers:
             return f"layers {', '.join(map(str, self._copied_layers))} of the target"
         return f"pre-trained for {self.pretrain}" if self.pretrain else self._draft_folder.name
 
     def _load_draft(self) -> LlamaForCausalLM:
-        """Return the target's draft model, or a pre-trained model of its shape."""
+        """Return the target's draft model, or a model of the same shape that was trained on the
+        corpus.
+        """
         if self._draft_folder.joinpath("config.json").is_file():
             tokenizer = read_tokenizer(self._draft_folder)
             if tokenizer.get_vocab() == self._tokenizer.get_vocab():
@@ -359,7 +372,10 @@ class Aligner(HeadTrainer):
         )
 
     def _pretrain(self, model: LlamaForCausalLM) -> LlamaForCausalLM:
-        """Return a model of the same shape, trained only on the corpus. All losses share it."""
+        """Return a model of the same shape, trained only on the corpus.
+
+        Alignments with different losses start from this model, so it is trained only once.
+        """
         folder = self.out / WORK / "pretrained"
         claim(folder, {"shape of": self._draft_folder.name, "updates": str(self.pretrain)})
         return self._train_on_corpus(
@@ -378,10 +394,11 @@ class Aligner(HeadTrainer):
 
         Args:
             updates: number of updates.
-            output_ids: ids of a reduced output vocabulary. None: the whole vocabulary.
+            output_ids: ids of a reduced output vocabulary. None means the whole vocabulary.
 
         Raises:
-            UsageError: the target is not of the embedded family, so there is no corpus.
+            UsageError: the target is not a model that specbench ships, so there is no corpus for
+                it.
         """
         if not isinstance(self._encoder, Encoder):
             raise UsageError(
@@ -422,7 +439,11 @@ class Aligner(HeadTrainer):
         loss: Callable[[TrainingBatch], Tensor],
         folder: Path,
     ) -> list[loop.TrainingStage]:
-        """Return the stages: one, or one per round if the draft's own replies are sampled."""
+        """Return the training stages.
+
+        There is one stage. If the draft model writes the replies, there is one stage per round of
+        replies.
+        """
         padding = self._encoder.padding
         if plan.samples == "target":
             source = Replies(padding, lambda: self._training_replies)
@@ -448,9 +469,9 @@ class Aligner(HeadTrainer):
     def _sample_own_replies(
         self, model: LlamaForCausalLM, folder: Path, number: int, samples: Samples
     ) -> Sequence[EncodedChat]:
-        """Return the replies of a round, sampled from the current draft.
+        """Return the replies of a round, sampled from the current draft model.
 
-        With "mixed" samples, the target's replies to the same questions are added.
+        If `samples` is "mixed", the target's replies to the same questions are added.
 
         Args:
             number: number of the round, from 0.
@@ -476,7 +497,7 @@ class Aligner(HeadTrainer):
         return list(chain.from_iterable((theirs[at], each) for at, each in own.items()))
 
     def _estimate(self, model: LlamaForCausalLM, step: int) -> AlignEstimate:
-        """Return the current quality of the draft."""
+        """Return the current quality of the draft model."""
         model.eval()
         accepted = list[Tensor]()
         n_correct = list[tuple[EncodedChat, list[int]]]()
@@ -497,7 +518,7 @@ class Aligner(HeadTrainer):
 
 
 def _pad(chats: Sequence[EncodedChat]) -> TrainingBatch:
-    """Return chats as a batch, padded with tokens of the weight 0."""
+    """Return chats as a batch. Padding tokens have loss weight 0."""
     ids, weights = (
         pad_sequence([torch.tensor(part) for part in parts], batch_first=True)
         for parts in ([chat.ids for chat in chats], [chat.weights for chat in chats])
@@ -520,7 +541,7 @@ def _count_runs(right: Tensor) -> Tensor:
 
 
 def _count_parameters(model: LlamaForCausalLM) -> int:
-    """Return the number of parameters that a forward multiplies with.
+    """Return the number of parameters that a forward reads.
 
     An embedding that is not tied to the output matrix does not count, because a forward reads only
     a few of its rows.
@@ -534,7 +555,8 @@ def _count_parameters(model: LlamaForCausalLM) -> int:
 def make_loss_row(
     name: str, tokens: int, estimates: EstimatePairs, first: EstimatePairs
 ) -> dict[str, object]:
-    """Return the table row of a loss: means over seeds, and differences to the first loss.
+    """Return the table row of a training loss: means over seeds, and differences from the first
+    loss.
 
     Differences are paired by seed. Each mean has a 95% interval.
     """
@@ -555,7 +577,9 @@ def make_loss_row(
 
 
 def compute_half_width(values: Sequence[float]) -> float | None:
-    """Return half the width of the interval of a mean, by Student's t; None for one value."""
+    """Return half the width of the confidence interval of a mean (Student's t), or None for one
+    value.
+    """
     from scipy.stats import t
 
     from specbench_cli.stats.bootstrap import LEVEL

@@ -50,7 +50,7 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as fault:
-        # Hide torch's message, because it recommends to load the file without restrictions.
+        # Do not show torch's message, because it recommends loading the file without safety checks.
         needed = re.search(r"GLOBAL ([\w.]+)", str(fault))
         what = f" ({needed[1]})" if needed else ""
         raise EnvironmentFault(

@@ -1,8 +1,9 @@
-"""Training corpus of the embedded models: an endless seeded stream of chats, and their encoding.
+"""Training corpus of the embedded models, which are the small models that specbench ships.
 
-About 90% of the tokens are generated questions and answers of six families, 10% are from GSM8K's
-training split. GSM8K's test split is not used, because it overlaps Spec-Bench. Calculator
-annotations such as `<<48/2=24>>` are removed; the final `#### N` is kept.
+The corpus is an endless stream of chats with a random seed. About 90% of the tokens are synthetic
+questions and answers of six task families. 10% are from GSM8K's training split. GSM8K's test split
+is not used, because it overlaps Spec-Bench. Calculator annotations such as `<<48/2=24>>` are
+removed; the final `#### N` is kept.
 """
 
 import hashlib
@@ -44,7 +45,8 @@ Chat = list[tuple[str, str]]
 def load_gsm8k(data: Path | None = None) -> list[Chat]:
     """Return GSM8K's 7,473 training problems as chats with one turn.
 
-    They are read from `gsm8k_train.jsonl` in `data` or in $SPECBENCH_DATA, or else downloaded.
+    The problems are read from `gsm8k_train.jsonl` in `data` or in $SPECBENCH_DATA. Without such a
+    file, they are downloaded.
 
     Raises:
         EnvironmentFault: there is no such file, and the download fails.
@@ -83,7 +85,7 @@ def generate_chats(seed: int) -> Iterator[Chat]:
 
 
 def make_chat(row: generated.GeneratedConversation) -> Chat:
-    """Return the turns of a generated row as (question, answer)."""
+    """Return a generated conversation as pairs of (question, answer)."""
     return list(zip(row["turns"], row["reference"], strict=True))
 
 
@@ -101,15 +103,17 @@ def choose_reply_chats(gsm8k: Sequence[Chat], seed: int, n: int) -> list[Chat]:
 
 
 class Encoder:
-    """Encoder of chats in the embedded family's format, with a loss weight for each token.
+    """Encoder of chats for the embedded models, which specbench ships.
+
+    Each token gets a loss weight.
 
     Attributes:
         ends: tokens that end an answer.
         padding: id of the padding token.
-        vocabulary: token id by token.
+        vocabulary: map from token to token id.
 
     Raises:
-        UsageError: the tokenizer is not the embedded family's.
+        UsageError: the tokenizer does not belong to an embedded model.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -134,7 +138,10 @@ class Encoder:
         return ids
 
     def encode_prompt(self, question: str) -> list[int]:
-        """Return the token ids of a prompt with this question, up to the answer."""
+        """Return the token ids of a prompt with this question.
+
+        The prompt ends where the answer begins.
+        """
         return [self._begin, self._user, *self.encode_text(question), self._assistant]
 
     def __call__(self, chat: Chat) -> EncodedChat:
@@ -152,14 +159,14 @@ class TemplateEncoder:
 
     Args:
         tokenizer: a tokenizer with a chat template.
-        ends: tokens that end an answer.
+        ends: token ids that end an answer.
 
     Attributes:
         padding: token id to fill sequences with.
-        question_prefix: ids of a prompt up to the user's question. A model continues them with a
-            question of its own (Magpie).
-        answer_prefix: ids between the question and the answer. Empty if they do not begin with a
-            special token. Then the end of a generated question cannot be found.
+        question_prefix: token ids of a prompt before the user's question. A model continues them
+            with a question of its own (Magpie).
+        answer_prefix: token ids between the question and the answer. Empty if the first of them is
+            no special token, because then the end of a generated question cannot be found.
 
     Raises:
         UsageError: the tokenizer has no template, or the template fails or omits the question.
@@ -186,7 +193,10 @@ class TemplateEncoder:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def encode_prompt(self, question: str) -> list[int]:
-        """Return the token ids of a prompt with this question, up to the answer."""
+        """Return the token ids of a prompt with this question.
+
+        The prompt ends where the answer begins.
+        """
         return self.encode_text(self._render(question))
 
     def _render(self, question: str) -> str:
@@ -195,7 +205,9 @@ class TemplateEncoder:
 
 @dataclass
 class Cursor:
-    """Position in the corpus: numbers of rows and problems so far, and of their tokens."""
+    """Position in the corpus: number of generated conversations and GSM8K problems so far, and
+    their tokens.
+    """
 
     rows: int = 0
     problems: int = 0
@@ -204,13 +216,14 @@ class Cursor:
 
 
 class Corpus(PackedChats):
-    """Corpus of generated rows and GSM8K problems, mixed by number of tokens.
+    """Corpus of generated conversations (rows) and GSM8K problems, mixed by number of tokens.
 
     Args:
         encode: encoder with the tokenizer of the trained model.
         gsm8k: training problems, read in a new seeded order in each epoch. May be empty.
         seed: seed of the generated rows and of the order of the problems.
-        families: families of the generated rows, in turn. A family may occur several times.
+        families: task families of the generated rows, used in turn. A family may occur several
+            times.
         split: split of the generated rows.
     """
 
@@ -236,11 +249,15 @@ class Corpus(PackedChats):
         return asdict(self._cursor)
 
     def seek(self, position: dict[str, Any]) -> None:
-        """Continue at a position that `get_position` returned."""
+        """Continue at a position that an earlier call of `get_position` returned."""
         self._cursor = Cursor(**position)
 
     def draw(self) -> EncodedChat:
-        """Return the next row, or a problem if problems have less than their share of tokens."""
+        """Return the next chat.
+
+        It is a GSM8K problem if such problems have less than their share of tokens so far.
+        Otherwise it is generated.
+        """
         at = self._cursor
         due = GSM8K_SHARE * (at.row_tokens + at.problem_tokens)
         if self._gsm8k and at.problem_tokens <= due:
@@ -254,7 +271,7 @@ class Corpus(PackedChats):
         return encoded
 
     def _row(self, index: int) -> generated.GeneratedConversation:
-        """Return row `index` of this mixture of families."""
+        """Return generated conversation number `index`. The task families are used in turn."""
         rounds, place = divmod(index, len(self._families))
         family = self._families[place]
         in_family = rounds * self._families.count(family) + self._families[:place].count(family)

@@ -26,12 +26,13 @@ BATCH_SIZE = 512
 
 @dataclass(frozen=True)
 class DatastoreMaker:
-    """Maker of the datastore of a target.
+    """Builder of a REST datastore for one target.
 
     Args:
-        out: folder for `datastore/`. It may contain earlier replies of the target.
+        out: folder in which the folder `datastore` is created. It may contain earlier replies of
+            the target.
         target: folder of the target, whose tokenizer is used.
-        progress: called with the number of replies or texts so far.
+        progress: function that is called with the number of replies or texts so far.
     """
 
     out: Path
@@ -48,8 +49,8 @@ class DatastoreMaker:
     ) -> Path:
         """Make a datastore from the target's answers to training questions.
 
-        The answers are sampled at temperature 1 and stored in the work folder, as for training a
-        head. The last token of the question is stored with each answer.
+        The target samples the answers at temperature 1. They are stored in the work folder, as in
+        the training of a draft head. The last token of the question is stored with each answer.
 
         Args:
             gsm8k: GSM8K problems among the questions. If empty, all questions are generated.
@@ -57,7 +58,7 @@ class DatastoreMaker:
             fresh: whether to replace an existing datastore.
 
         Raises:
-            UsageError: the target is not of the embedded family, or the work folder contains
+            UsageError: the target is not a model that specbench ships, or the work folder contains
                 replies of another target.
         """
         sha = Weights(self.target).sha256()
@@ -109,7 +110,9 @@ class DatastoreMaker:
         return self._write(found, facts)
 
     def _is_current(self, facts: dict[str, Any], fresh: bool) -> bool:
-        """Return True if the folder contains a datastore that was made from these facts."""
+        """Return True if the folder already contains a datastore that was made with the same
+        settings.
+        """
         file = self.folder / "config.json"
         if fresh or not file.is_file():
             return False
@@ -131,7 +134,7 @@ class DatastoreMaker:
 
 
 def _texts(file: Path) -> Iterator[str]:
-    """Yield the texts of a file."""
+    """Yield the texts of a file (one text per line of a `.jsonl` file)."""
     if file.suffix != ".jsonl":
         try:
             yield file.read_text(encoding="utf-8")

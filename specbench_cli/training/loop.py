@@ -1,8 +1,8 @@
 """Training loop of all models and heads: AdamW, warm-up, cosine schedule, checkpoints.
 
-The length of a training is counted in steps, not in seconds. So two trainings give the same loss
-curve, and so does one that was killed and resumed. A checkpoint contains the model, the optimizer
-and the position in the data, as safetensors and JSON. Nothing is pickled.
+The length of a training is counted in steps, not in seconds. Two trainings therefore give the same
+loss curve. A training that was killed and resumed also gives this curve. A checkpoint contains the
+model, the optimizer and the position in the data, as safetensors and JSON. Nothing is pickled.
 """
 
 import json
@@ -44,7 +44,7 @@ LOST_SECONDS = 300
 
 
 class BatchSource(Protocol):
-    """Source of batches. Its state is stored in each checkpoint."""
+    """Source of batches. Each checkpoint stores the position of the source."""
 
     def batch(self, sequences: int, length: int) -> TrainingBatch:
         """Return the next batch of `sequences` x `length` tokens."""
@@ -53,12 +53,14 @@ class BatchSource(Protocol):
         """Return the position in the data as JSON."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue at a position that `state` returned."""
+        """Continue at a position that an earlier call of `state` returned."""
 
 
 @dataclass(frozen=True)
 class TrainingStage:
-    """Part of a training: `steps` updates with a loss, on batches of `sequences` x `length`."""
+    """Stage of a training: `steps` updates with one loss, on batches of `sequences` x `length`
+    tokens.
+    """
 
     steps: int
     sequences: int
@@ -69,10 +71,11 @@ class TrainingStage:
 
 @dataclass(frozen=True)
 class Optimization:
-    """Settings of AdamW and its schedule: linear warm-up to `peak_lr`, then a cosine to `end_lr`.
+    """Settings of AdamW and of the learning rate: linear warm-up to `peak_lr`, then a cosine to
+    `end_lr`.
 
     Attributes:
-        horizon: step at which the cosine ends. None: the last step of the training.
+        horizon: step at which the cosine ends. None means the last step of the training.
     """
 
     peak_lr: float
@@ -94,13 +97,13 @@ class Optimization:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Plan of a part of a training: `steps` updates on `sequences` x `length` tokens.
+    """Plan of one stage of a training: `steps` updates on `sequences` x `length` tokens.
 
     Attributes:
-        objective: "text" (cross-entropy), "target" (the finished target's distributions), or
+        objective: "text" (cross-entropy), "target" (labels are the target's distributions), or
             "exits" (cross-entropy after the last and after an earlier layer).
-        data: "corpus"; "hard", the question families that are hard for the target; "open", the
-            same without held-out wordings; or "replies", the target's own answers.
+        data: "corpus"; "hard" (task families that are hard for the target); "open" (the same
+            families without held-out wordings); or "replies" (the target's own answers).
     """
 
     steps: int
@@ -112,7 +115,7 @@ class StagePlan:
     def make_stage(
         self, loss: Callable[[TrainingBatch], Tensor], source: BatchSource
     ) -> TrainingStage:
-        """Return the stage with this loss and source of batches."""
+        """Return the training stage of this plan, with a loss and a source of batches."""
         return TrainingStage(self.steps, self.sequences, self.length, loss, source)
 
 
@@ -121,7 +124,7 @@ class Schedule:
     """Training schedule of the model `name`.
 
     Attributes:
-        horizon: step at which the learning rate reaches its end. None: the last step.
+        horizon: step at which the learning rate reaches its final value. None means the last step.
     """
 
     name: str
@@ -137,12 +140,15 @@ class Schedule:
 
     @property
     def optimization(self) -> Optimization:
-        """Settings of the optimizer. The learning rate ends at a twentieth of its peak."""
+        """Settings of the optimizer. The final learning rate is a twentieth of the peak."""
         end_lr = 0.05 * self.peak_lr
         return Optimization(self.peak_lr, end_lr, self.warmup_steps, horizon=self.horizon)
 
     def scale_steps(self, factor: float) -> Self:
-        """Return the schedule with all numbers of steps multiplied by a factor, at least 1 each."""
+        """Return the schedule with all numbers of steps multiplied by a factor.
+
+        Each is at least 1.
+        """
         return replace(
             self,
             stages=tuple(replace(s, steps=max(1, round(s.steps * factor))) for s in self.stages),
@@ -198,7 +204,7 @@ class TrainingResult:
 
     Attributes:
         curve: loss of each update.
-        seconds: training time, including earlier runs that were resumed, without `progress` calls.
+        seconds: training time, including earlier interrupted runs, but without calls of `progress`.
     """
 
     curve: list[TrainingPoint]
@@ -207,11 +213,12 @@ class TrainingResult:
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """Content of a checkpoint's state.json.
+    """Content of the file state.json in a checkpoint.
 
     Attributes:
-        plan: number of steps and tokens of the training. Another plan cannot resume it.
-        sources: state of each source of batches.
+        plan: number of steps and tokens of the training. A training with another plan cannot resume
+            this checkpoint.
+        sources: position of each source of batches.
     """
 
     step: int
@@ -232,14 +239,14 @@ def train(
 ) -> TrainingResult:
     """Train a model in place, and resume from the newest checkpoint in `folder` if there is one.
 
-    Each step adds a line to `loss.jsonl`. The checkpoint is replaced every `checkpoint_every`
-    steps, after `LOST_SECONDS` at the latest, and at the end.
+    Each step adds a line to `loss.jsonl`. A new checkpoint replaces the old one every
+    `checkpoint_every` steps, every `LOST_SECONDS` seconds, and at the end.
 
     Args:
-        progress: called after each update.
+        progress: function that is called after each update.
 
     Raises:
-        UsageError: the folder contains another training, or files of another origin.
+        UsageError: the folder contains another training, or files that training did not write.
     """
     folder.mkdir(parents=True, exist_ok=True)
     check_work(folder)
@@ -299,10 +306,11 @@ def _deterministic(device: torch.device) -> Iterator[None]:
 
 
 def claim(folder: Path, facts: dict[str, str]) -> None:
-    """Write what the work in a folder is for, or check that it has not changed.
+    """Write a file that describes the training in a folder, or check that the description is the
+    same.
 
     Raises:
-        UsageError: the folder contains work with other facts.
+        UsageError: the folder contains a training with another description.
     """
     files.check_no_link(folder)
     file = folder / MADE_FOR
@@ -327,7 +335,11 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def check_work(folder: Path) -> None:
-    """Raise UsageError if a file or folder has a name that training uses but another content."""
+    """Check that files with the names of training files really belong to a training.
+
+    Raises:
+        UsageError: a file or folder has such a name, but training did not write it.
+    """
     for each in folder.iterdir():
         if each.name == CURVE:
             own = _is_curve(files.read_own(each) or b"")
@@ -346,7 +358,7 @@ def has_work(folder: Path) -> bool:
     """Return True if a folder contains a training that can be resumed.
 
     Raises:
-        UsageError: see `check_work`.
+        UsageError: a file or folder has a name that training uses, but other content.
     """
     if folder.is_symlink() or not folder.is_dir():
         return False
@@ -355,7 +367,7 @@ def has_work(folder: Path) -> bool:
 
 
 def remove_work(folder: Path) -> None:
-    """Remove the files of a training from its folder. Other files stay.
+    """Remove the files of a training from its folder. Keep other files.
 
     Raises:
         UsageError: the folder contains files, but no training.
@@ -378,7 +390,9 @@ def remove_work(folder: Path) -> None:
 
 
 def _is_claim(content: bytes) -> bool:
-    """Return True if this is the content of a file `MADE_FOR`: a JSON object of texts."""
+    """Return True if the content is that of a description file of a training: a JSON object of
+    texts.
+    """
     try:
         found = json.loads(content)
     except ValueError:
@@ -387,7 +401,10 @@ def _is_claim(content: bytes) -> bool:
 
 
 def _is_curve(content: bytes) -> bool:
-    """Return True if each line is a `TrainingPoint`. The last line may be incomplete."""
+    """Return True if the content is a loss curve: each line is a `TrainingPoint`.
+
+    The last line may be incomplete.
+    """
     try:
         for line in content.split(b"\n")[:-1]:
             TrainingPoint(**json.loads(line))
@@ -399,7 +416,7 @@ def _is_curve(content: bytes) -> bool:
 def _is_checkpoint(place: Path) -> bool:
     """Return True if a folder contains only a checkpoint's files.
 
-    Unless the checkpoint is partial, it must also have a valid state.
+    A complete checkpoint must also have a valid state.json.
     """
     if place.is_symlink() or not place.is_dir():
         return False
@@ -425,7 +442,10 @@ def _remove_checkpoint(place: Path) -> None:
 
 
 def _remaining(stages: Sequence[TrainingStage], done: int) -> Iterator[tuple[int, TrainingStage]]:
-    """Yield the remaining updates as (number from 0, stage)."""
+    """Yield the remaining updates as (number, stage).
+
+    The first update of a training has number 0.
+    """
     first = 0
     for stage in stages:
         for step in range(max(first, done), first + stage.steps):
@@ -434,7 +454,7 @@ def _remaining(stages: Sequence[TrainingStage], done: int) -> Iterator[tuple[int
 
 
 def _adamw(model: nn.Module, optimization: Optimization) -> torch.optim.AdamW:
-    """Return the optimizer. Vectors, such as the weights of norms, have no weight decay."""
+    """Return the AdamW optimizer. Vectors, such as norm weights, have no weight decay."""
     matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
     return torch.optim.AdamW(
@@ -495,7 +515,10 @@ def _resume(
 
 
 def _read_curve(folder: Path, done: int) -> list[TrainingPoint]:
-    """Return the first `done` points, and remove later ones (of a killed run) from the file."""
+    """Return the first `done` points of the loss curve.
+
+    Remove later points from the file. A killed run may have written them.
+    """
     path = folder / CURVE
     lines = files.read_text(path, _MAX_BYTES).splitlines()[:done] if path.exists() else []
     files.replace(path, "".join(f"{line}\n" for line in lines))

@@ -34,8 +34,9 @@ class ChatMask(NamedTuple):
     """Attention mask of packed sequences. A token attends only to tokens of its own chat.
 
     Attributes:
-        mask: True where a token (row) attends to another, [sequences, 1, length, length].
-        positions: positions from the start of each chat, [sequences, length].
+        mask: True where a token (row) attends to another token (column), [sequences, 1, length,
+            length].
+        positions: position of each token in its chat, from 0, [sequences, length].
     """
 
     mask: Tensor
@@ -47,7 +48,8 @@ def make_chat_mask(ids: Tensor, starts: Tensor | None) -> ChatMask:
 
     Args:
         ids: token ids, [sequences, length].
-        starts: see `TrainingBatch`.
+        starts: for each position, the first position of its chat. None means that each sequence is
+            one chat.
     """
     places = torch.arange(ids.shape[1], device=ids.device)
     if starts is None:
@@ -58,9 +60,9 @@ def make_chat_mask(ids: Tensor, starts: Tensor | None) -> ChatMask:
 
 
 def text_loss(model: LlamaForCausalLM) -> Loss:
-    """Return the weighted cross-entropy of the text, in nats per token.
+    """Return the loss function: weighted cross-entropy of the text, in nats per token.
 
-    Tokens outside the model's output vocabulary have the weight 0.
+    Tokens outside the model's output vocabulary have weight 0.
     """
     output_ids = get_output_ids(model)
 
@@ -84,13 +86,14 @@ def target_loss(
     temperature: float = 1.0,
     rows: Callable[[TrainingBatch], Tensor] | None = None,
 ) -> Loss:
-    """Return the loss that measures the distance of a model's distributions from the target's.
+    """Return the loss function: distance of a model's distributions from the target's
+    distributions.
 
     Args:
-        distance: function from `DISTANCES`. None: KL(target || model), in nats per token.
-        temperature: temperature of both distributions.
-        rows: function that returns the target's normed hidden states for a batch,
-            [sequences, length, width]. None: the target runs for each batch.
+        distance: function from `DISTANCES`. None means KL(target || model), in nats per token.
+        temperature: temperature that is applied to both distributions.
+        rows: function that returns the target's normed hidden states for a batch, [sequences,
+            length, width]. None means that the target runs for each batch.
     """
     distance, output_ids = distance or kl, get_output_ids(model)
 
@@ -121,24 +124,26 @@ LK_RATE = 3.0
 
 
 def kl(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
-    """Return KL(p || q). It is large where the target is likely and the draft is not."""
+    """Return KL(p || q), with target p and draft q. It is large if p is high where q is low."""
     return _mean(_kl(q, p), weights)
 
 
 def reverse_kl(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
-    """Return KL(q || p). It is large where the draft is likely and the target is not."""
+    """Return KL(q || p), with target p and draft q. It is large if q is high where p is low."""
     return _mean(F.kl_div(p, q, reduction="none", log_target=True).sum(-1), weights)
 
 
 def jsd(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
-    """Return the Jensen-Shannon divergence: the mean KL of p and q from their average."""
+    """Return the Jensen-Shannon divergence: the mean of the KL of p and q from their average."""
     mean = torch.logaddexp(q, p) - math.log(2)
     of_p, of_q = (F.kl_div(mean, one, reduction="none", log_target=True).sum(-1) for one in (p, q))
     return _mean((of_p + of_q + math.log(2) * _get_excluded_probability(p)) / 2, weights)
 
 
 def tvd(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
-    """Return the total variation distance: 1 - the acceptance rate of speculative sampling."""
+    """Return the total variation distance, which is 1 - the acceptance rate of speculative
+    sampling.
+    """
     return _mean(_compute_tvd(q, p), weights)
 
 
@@ -147,9 +152,9 @@ def tvd_plus(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
 
     The gradient of TVD is the policy gradient of a reward that is 1 where p > q. TVD++ subtracts
     the mean of the reward and divides by its standard deviation, over the tokens of the batch. Over
-    the whole vocabulary the mean has no effect, because the gradients of q sum to 0. So the result
-    is TVD's gradient, scaled up where acceptance is near 0 or 1. Only the gradient is meaningful;
-    the value is not a distance.
+    the whole vocabulary the mean has no effect, because the gradients of q sum to 0. The result is
+    therefore TVD's gradient, scaled up where acceptance is near 0 or 1. Only the gradient is
+    meaningful. The value is not a distance.
     """
     with torch.no_grad():
         reward = (p > q).to(q.dtype)
@@ -162,7 +167,8 @@ def tvd_plus(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
 def lk(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
     """Return the hybrid loss of LK (arXiv:2602.23881).
 
-    In each row it is close to KL if the acceptance rate is low, and close to TVD if it is high.
+    For each token, the loss is close to KL if the acceptance rate is low. It is close to TVD if the
+    acceptance rate is high.
     """
     distance = _compute_tvd(q, p)
     share = torch.exp(-LK_RATE * (1 - distance)).detach()
@@ -170,17 +176,19 @@ def lk(q: Tensor, p: Tensor, weights: Tensor) -> Tensor:
 
 
 def _get_excluded_probability(p: Tensor) -> Tensor:
-    """Return the target's probability [...] outside the draft's output vocabulary."""
+    """Return the target's probability of all tokens outside the draft model's output vocabulary,
+    [...].
+    """
     return (1 - p.exp().sum(-1)).clamp(min=0)
 
 
 def _compute_tvd(q: Tensor, p: Tensor) -> Tensor:
-    """Return the total variation distance of each row [...]."""
+    """Return the total variation distance between p and q, for each token."""
     return ((q.exp() - p.exp()).abs().sum(-1) + _get_excluded_probability(p)) / 2
 
 
 def _kl(q: Tensor, p: Tensor) -> Tensor:
-    """Return KL(p || q) of each row [...]. For a reduced vocabulary see `Distance`."""
+    """Return KL(p || q) for each token."""
     inside = p.logsumexp(-1)
     return F.kl_div(q, p, reduction="none", log_target=True).sum(-1) - inside.exp() * inside
 
@@ -197,7 +205,7 @@ DISTANCES: dict[str, Distance] = {
 
 
 def take_first_layers(model: LlamaForCausalLM, n: int) -> LlamaForCausalLM:
-    """Return a model with the first n layers of another one. Both share their parameters."""
+    """Return a model with the first n layers of `model`. Both models share their parameters."""
     part, inner = copy(model), copy(model.model)
     inner._modules = {**inner._modules, "layers": model.model.layers[:n]}
     part._modules = {**part._modules, "model": inner}
@@ -205,9 +213,9 @@ def take_first_layers(model: LlamaForCausalLM, n: int) -> LlamaForCausalLM:
 
 
 def average_losses(losses: Sequence[Loss]) -> Loss:
-    """Return the mean of several losses.
+    """Return the loss function that is the mean of several loss functions.
 
-    With the losses of nested models this is sorted fine-tuning (Kavehzadeh et al.,
+    With the losses of nested models, this is sorted fine-tuning (Kavehzadeh et al.,
     arXiv:2407.01955).
     """
 
@@ -218,7 +226,7 @@ def average_losses(losses: Sequence[Loss]) -> Loss:
 
 
 def compile_loss(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Compile a loss with torch.compile, if this machine has a C++ compiler."""
+    """Compile a loss function with torch.compile, if this machine has a C++ compiler."""
     if shutil.which("g++") or shutil.which("clang++"):
         fast: Callable[P, Tensor] = torch.compile(loss, dynamic=False)
         return fast
@@ -226,7 +234,7 @@ def compile_loss(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
 
 def supports_bf16(device: torch.device) -> bool:
-    """Return True if the device has instructions for bf16. On others fp32 is faster."""
+    """Return True if the device has instructions for bf16. On other devices fp32 is faster."""
     known = torch.cpu.get_capabilities() if device.type == "cpu" else {}
     return device.type != "cpu" or any(
         bool(known.get(name)) for name in ("avx512_bf16", "amx_bf16", "bf16")
@@ -242,9 +250,10 @@ def autocast(device: torch.device) -> torch.autocast:
 def predict_acceptance(
     model: LlamaForCausalLM, target: LlamaForCausalLM, batch: TrainingBatch
 ) -> tuple[Tensor, Tensor]:
-    """Return the acceptance rate and the draft's most likely token, each [sequences, length].
+    """Return two tensors, each [sequences, length]: acceptance rates and most likely draft tokens.
 
-    The rate is the probability that speculative sampling at temperature 1 accepts a draft token.
+    The rate is the probability that speculative sampling at temperature 1 accepts a token of the
+    draft model.
     """
     output_ids, logits = get_output_ids(model), _compute_logits(model, _run_model(model, batch))
     p = compute_log_probs(target, _run_model(target, batch), output_ids).exp()
@@ -263,12 +272,12 @@ def compute_log_probs(
 ) -> Tensor:
     """Return the target's log-probabilities [..., r] of r output ids.
 
-    The probabilities of the whole vocabulary sum to 1. The logits are computed for a block of rows
+    The softmax is computed over the whole vocabulary. The logits are computed for a block of rows
     at a time, to save memory.
 
     Args:
         rows: normed hidden states of the target, [..., width].
-        output_ids: ids [r] of a reduced vocabulary. None: the whole vocabulary.
+        output_ids: ids [r] of a reduced vocabulary. None means the whole vocabulary.
     """
     if output_ids is None:
         return F.log_softmax(_compute_logits(target, rows) / temperature, -1)
@@ -309,5 +318,5 @@ def _mean(each: Tensor, weights: Tensor) -> Tensor:
 
 
 def on_device(loss: Loss, device: torch.device) -> Loss:
-    """Return a loss that first moves its batch to a device."""
+    """Return a loss function that first moves its batch to a device."""
     return lambda batch: loss(batch.to_device(device))

@@ -1,4 +1,4 @@
-"""Packing of chats into sequences of one length, with little padding."""
+"""Packing of chats into sequences of equal length, with little padding."""
 
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
@@ -16,10 +16,10 @@ MAX_SKIPPED = 10_000
 
 
 class EncodedChat(NamedTuple):
-    """Token ids of a chat, and the loss weight of each.
+    """Token ids of a chat, and the loss weight of each token.
 
     Attributes:
-        first_row: row of its first token in the stored hidden states of all chats.
+        first_row: row of the chat's first token in the stored hidden states of all chats.
     """
 
     ids: list[int]
@@ -34,7 +34,8 @@ class TrainingBatch(NamedTuple):
         inputs: token ids.
         targets: the next token of each input.
         weights: loss weight of each target.
-        starts: position of the first token of each input's chat. None: each sequence is one chat.
+        starts: for each input, the position of the first token of its chat. None means that each
+            sequence is one chat.
         rows: row of each input in the stored hidden states. Rows of padding are arbitrary.
     """
 
@@ -52,7 +53,9 @@ class TrainingBatch(NamedTuple):
 
 
 class PackedChats(ABC):
-    """Endless stream of chats as batches, which can be resumed exactly (`state`, `restore`).
+    """Endless stream of chats, packed into batches.
+
+    `state` and `restore` resume the stream exactly.
 
     Chats are not split, because an answer without its question would train the model to guess.
     """
@@ -71,7 +74,7 @@ class PackedChats(ABC):
 
     @abstractmethod
     def seek(self, position: dict[str, Any]) -> None:
-        """Continue at a position that `get_position` returned."""
+        """Continue at a position that an earlier call of `get_position` returned."""
 
     def batch(self, sequences: int, length: int) -> TrainingBatch:
         """Return the next batch of `sequences` x `length` tokens."""
@@ -81,20 +84,24 @@ class PackedChats(ABC):
         return TrainingBatch(*(part.contiguous() for part in parts))
 
     def state(self) -> dict[str, Any]:
-        """Return the position and the buffered chats as JSON."""
+        """Return the position in the stream, and the chats that are drawn but not used yet, as
+        JSON.
+        """
         return {**self.get_position(), "waiting": self._waiting}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue at a state that `state` returned."""
+        """Continue at a position that an earlier call of `state` returned."""
         position = dict(state)
         self._waiting = [EncodedChat(*chat) for chat in position.pop("waiting")]
         self.seek(position)
 
     def _fill(self, length: int) -> tuple[list[int], list[float], list[int], list[int]]:
-        """Return the ids, weights, starts and rows of one sequence.
+        """Pack chats into one sequence.
 
-        The first buffered chat that fits is added, until none fits. The rest is padding (about 2%).
-        Chats that are longer than a sequence are skipped.
+        Return its token ids, loss weights, chat starts and row numbers.
+
+        The first waiting chat that fits is added, until no chat fits. The rest is padding (about
+        2%). Chats that are longer than a sequence are skipped.
         """
         ids, weights, starts, rows = list[int](), list[float](), list[int](), list[int]()
         waiting = self._waiting
@@ -115,7 +122,11 @@ class PackedChats(ABC):
             rows += range(chat.first_row, chat.first_row + len(chat.ids))
 
     def _draw_within(self, length: int) -> EncodedChat:
-        """Return the next chat that fits in a sequence. Raise UsageError if there is none."""
+        """Return the next chat that is not longer than a sequence.
+
+        Raises:
+            UsageError: there is no such chat.
+        """
         for _ in range(MAX_SKIPPED):
             chat = self.draw()
             if len(chat.ids) <= length:

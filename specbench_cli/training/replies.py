@@ -1,9 +1,9 @@
 """Replies: the target's own answers to training questions, from which draft models and heads learn.
 
 Answers are greedy or sampled at temperature 1, as in DistillSpec (Zhou et al., ICLR 2024,
-arXiv:2310.08461), which trains on samples of the models. The target can also generate the question:
-it continues a prompt that ends where the user's turn begins (Magpie, Xu et al., arXiv:2406.08464).
-Replies are stored as JSON Lines, so that an interrupted run can resume.
+arXiv:2310.08461), which trains on samples of the models. The target can also generate the question.
+It then continues a prompt that ends where the user's turn begins (Magpie, Xu et al.,
+arXiv:2406.08464). Replies are stored as JSON Lines, so that an interrupted run can resume.
 """
 
 import json
@@ -64,9 +64,11 @@ class ReplyPrompt(NamedTuple):
     """Prompt that the target continues.
 
     Attributes:
-        ids: token ids of the prompt. With `question_end` the prompt ends before the question.
-        question_end: tokens between a question and its answer. If there are any, the target
-            generates a question until it produces the first of them. The others are then added.
+        ids: token ids of the prompt. If `question_end` is not empty, the prompt ends before the
+            question.
+        question_end: tokens between a question and its answer. If not empty, the target generates
+            the question, which ends with the first of these tokens. The other tokens are then
+            appended.
         greedy: whether the answer is greedy. Generated questions are always sampled.
     """
 
@@ -80,7 +82,7 @@ class TrainingReply(NamedTuple):
 
     Attributes:
         answer: the answer. It ends with an EOS token unless it reached the length limit. Empty if
-            the prompt led to no answer.
+            the target wrote no answer.
         first_row: row of the first token in `HiddenStateFiles`.
     """
 
@@ -94,18 +96,18 @@ class TrainingReply(NamedTuple):
         return len(self.prompt) + len(self.answer)
 
     def encode(self) -> EncodedChat:
-        """Return the reply with its loss weights."""
+        """Return the reply as an encoded chat, with the loss weight of each token."""
         weights = [PROMPT_LOSS_WEIGHT] * len(self.prompt) + [1.0] * len(self.answer)
         return EncodedChat([*self.prompt, *self.answer], weights, self.first_row)
 
 
 class TargetRows(NamedTuple):
-    """Hidden states and predictions of a target over n tokens.
+    """Hidden states and predictions of a target for n tokens.
 
     Attributes:
-        rows: hidden states of the captured layers, and those after the final norm, concatenated:
-            [n, (layers + 1) * width], fp16.
-        best: the most likely next token of each token, [n].
+        rows: hidden states of the captured layers and hidden states after the final norm,
+            concatenated: [n, (layers + 1) * width], fp16.
+        best: the target's most likely next token after each token, [n].
     """
 
     rows: Tensor
@@ -115,11 +117,13 @@ class TargetRows(NamedTuple):
 class HiddenStateFiles:
     """Files with the target's hidden states and predictions over its replies.
 
-    Heads read them many times in training. Replies are appended in the order of their JSON lines.
+    The training of heads reads the files many times. The rows of a reply are appended in the order
+    of the JSON lines.
 
     Args:
         folder: folder of the files.
-        captured_layers: captured layers. Hidden states after the final norm are always stored.
+        captured_layers: target layers whose hidden states are stored. Hidden states after the final
+            norm are always stored.
         width: width of the target's hidden states.
     """
 
@@ -131,20 +135,20 @@ class HiddenStateFiles:
         self._is_locked = False
 
     def __len__(self) -> int:
-        """Return the number of tokens that are complete in both files."""
+        """Return the number of tokens whose hidden states and predictions are both stored."""
         rows, best = (f.stat().st_size if f.is_file() else 0 for f in (self._rows, self._best))
         return min(rows // (2 * self.width), best // 4)
 
     def complete(
         self, replies: Sequence[TrainingReply], read: Callable[[Sequence[int]], TargetRows]
     ) -> None:
-        """Append the rows that are missing for the first replies of a file.
+        """Append the hidden states of replies that the files do not contain yet.
 
         Args:
-            read: function that computes the rows of token ids.
+            read: function that computes the hidden states for token ids.
 
         Raises:
-            UsageError: rows are missing, and another process is writing them.
+            UsageError: hidden states are missing, and another process is writing them.
         """
         if sum(reply.size for reply in replies) <= len(self):
             return
@@ -159,7 +163,11 @@ class HiddenStateFiles:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the files for writing. Raise UsageError if another process has locked them."""
+        """Lock the files for writing.
+
+        Raises:
+            UsageError: another process has locked the files.
+        """
         if self._is_locked:
             yield
             return
@@ -171,26 +179,30 @@ class HiddenStateFiles:
                 self._is_locked = False
 
     def truncate(self, tokens: int) -> None:
-        """Keep the first `tokens` tokens in both files, and remove later ones."""
+        """Keep the hidden states of the first `tokens` tokens in both files, and remove the
+        rest.
+        """
         for file, size in ((self._rows, 2 * self.width), (self._best, 4)):
             with _open_for_append(file) as opened:
                 opened.truncate(size * tokens)
 
     def append(self, new: TargetRows) -> None:
-        """Append the rows of the next reply."""
+        """Append the hidden states of the next reply."""
         with _open_for_append(self._rows) as rows, _open_for_append(self._best) as best:
             rows.write(new.rows.cpu().numpy().tobytes())
             best.write(new.best.to(torch.int32).cpu().numpy().tobytes())
 
     def open_arrays(self) -> tuple[NDArray[np.float16], NDArray[np.int32]]:
-        """Return the rows and the most likely next tokens of all tokens, as memory maps."""
+        """Return the hidden states and the most likely next tokens of all tokens, as memory
+        maps.
+        """
         n = len(self)
         rows = np.memmap(self._rows, np.float16, "r", shape=(n, self.width))
         return rows, np.memmap(self._best, np.int32, "r", shape=(n,))
 
 
 def make_prompts(encode: Encoder, chats: Sequence[Chat], greedy: bool = False) -> list[ReplyPrompt]:
-    """Return the first questions of chats as prompts."""
+    """Return the first question of each chat as a prompt."""
     return [ReplyPrompt(encode.encode_prompt(chat[0][0]), greedy=greedy) for chat in chats]
 
 
@@ -220,8 +232,9 @@ def make_magpie_prompts(
 ) -> list[ReplyPrompt]:
     """Return `n` prompts for a target of any family: GSM8K problems and self-generated questions.
 
-    Two in three self-generated questions begin with one of `OPENINGS`. A smaller `n` gives the
-    first of the same prompts. When all problems are used, they are repeated with sampled answers.
+    Two in three self-generated questions begin with one of `OPENINGS`. With a smaller `n`, the
+    result is a prefix of the same list. When all problems are used, they are repeated with sampled
+    answers.
 
     Args:
         problems: GSM8K problems, used in a seeded order. May be empty.
@@ -262,19 +275,19 @@ def sample_replies(
     progress: Callable[[int], None] = lambda _: None,
     rows: HiddenStateFiles | None = None,
 ) -> dict[int, TrainingReply]:
-    """Return the target's replies by the number of their prompt.
+    """Return the target's replies. The key is the number of the prompt.
 
-    Replies that `file` contains are kept; missing ones are sampled and appended. The random numbers
-    of a reply do not depend on the other replies.
+    Replies in `file` are kept. Missing replies are sampled and appended. The random numbers of a
+    reply do not depend on the other replies.
 
     Args:
         target: function that loads the target. It is called only if a reply is missing.
         ends: tokens that end an answer.
-        progress: called with the number of replies after each one.
+        progress: function that is called after each reply with the number of replies so far.
         rows: files for the target's hidden states over the replies.
 
     Returns:
-        The replies with an answer. A prompt has none if its generated question does not end in
+        The replies with an answer. A prompt has no answer if its generated question does not end in
         time, or if the prompt is too long.
     """
     done = _read_replies(file)
@@ -320,7 +333,7 @@ class Replies(PackedChats):
     """Endless stream of the same replies, in a fixed order.
 
     Args:
-        make: function that returns the replies. It is called when the first one is needed.
+        make: function that returns the replies. It is called when the first reply is needed.
     """
 
     def __init__(self, padding: int, make: Callable[[], Sequence[EncodedChat]]) -> None:
@@ -350,7 +363,7 @@ class Replies(PackedChats):
         return {"drawn": self._drawn}
 
     def seek(self, position: dict[str, Any]) -> None:
-        """Continue at a position that `get_position` returned."""
+        """Continue at a position that an earlier call of `get_position` returned."""
         self._drawn = position["drawn"]
 
 
@@ -359,8 +372,8 @@ class _GrowingReply:
     """Reply that is being generated.
 
     Attributes:
-        slot: number of its KV cache in the batch.
-        input_ids: input of its next forward.
+        slot: number of the reply's KV cache in the batch.
+        input_ids: input of the next forward.
         in_question: whether the target is generating the question.
         tokens: tokens of the question or of the answer so far.
     """
@@ -377,11 +390,14 @@ class _GrowingReply:
 
     @property
     def is_sampled(self) -> bool:
-        """True if the next token is sampled, False if it is greedy."""
+        """True if the next token is sampled. False if it is the most likely token."""
         return self.in_question or not self.prompt_request.greedy
 
     def add_token(self, token: int, ends: Collection[int]) -> TrainingReply | None:
-        """Add a token. Return the reply if it is complete, or a reply without answer on failure."""
+        """Add a token. Return the reply if it is complete, else None.
+
+        If a generated question is too short or too long, the reply has no answer.
+        """
         room = MAX_LENGTH - len(self.prompt) - len(self.tokens) - 1
         if not self.in_question:
             self.tokens.append(token)
@@ -408,10 +424,12 @@ def _generate_replies(
     seed: int,
     captured_layers: tuple[int, ...] | None = None,
 ) -> Iterator[tuple[int, TrainingReply, TargetRows | None]]:
-    """Yield each reply as soon as it is complete; the next prompt takes its slot.
+    """Generate several replies together.
 
-    With `captured_layers`, also yield the target's rows over the reply. The row of the last token
-    is 0, because the target did not read it.
+    Yield each reply as soon as it is complete. The next prompt then takes its slot.
+
+    With `captured_layers`, also yield the target's hidden states for the reply. They are 0 for the
+    last token, because the target did not process it.
 
     Args:
         prompts: prompts with their numbers.
@@ -445,7 +463,8 @@ def _generate_replies(
             )
         if not live:
             return
-        # Sort by length and slot: attention runs once for neighbours in memory of equal length.
+        # Sort by length and slot. The target can then run attention once for neighbouring slots of
+        # equal length.
         lines = sorted(live.values(), key=lambda line: (len(line.input_ids), line.slot))
         ns = [len(line.input_ids) for line in lines]
         starts = [line.state.position() for line in lines]
@@ -474,7 +493,7 @@ def _generate_replies(
 
 
 class _RowBuffer:
-    """Buffer of the target's hidden states over the replies that are being generated.
+    """Buffer of the target's hidden states for the replies that are being generated.
 
     Args:
         n_slots: number of replies in the batch.
@@ -488,7 +507,7 @@ class _RowBuffer:
         self._best = torch.zeros(size, dtype=torch.int64, device=device)
 
     def start_sequence(self, slot: int, prefix: TargetRows) -> None:
-        """Start a reply with the rows of the prefix that all prompts share."""
+        """Start a reply with the hidden states of the prefix that all prompts share."""
         self._rows[slot, : len(prefix.rows)] = prefix.rows
         self._best[slot, : len(prefix.best)] = prefix.best
 
@@ -500,9 +519,13 @@ class _RowBuffer:
         outs: Sequence[ModelOutput],
         last: Tensor,
     ) -> None:
-        """Store the rows of a forward: ns[i] rows in slots[i], from position starts[i].
+        """Store the hidden states of a forward: ns[i] rows in slots[i], from position starts[i].
 
         Args:
+            slots: slot of each sequence.
+            starts: position of the first new row of each sequence.
+            ns: number of new rows of each sequence.
+            outs: outputs of the target.
             last: the most likely next token after the last row of each sequence, [sequences].
         """
         device, captured_layers = self._target.device, self._captured_layers
@@ -522,9 +545,9 @@ class _RowBuffer:
         self._best.index_put_(index, new.best)
 
     def read_reply(self, slot: int, reply: TrainingReply) -> TargetRows:
-        """Return the rows of a complete reply.
+        """Return the hidden states and predictions for a complete reply.
 
-        The row of the last token is 0, because the target did not read that token.
+        The row of the last token is 0, because the target did not process that token.
         """
         rows, best = self._rows[slot, : reply.size], self._best[slot, : reply.size]
         rows[-1], best[-1] = 0, best[0]
@@ -532,7 +555,7 @@ class _RowBuffer:
 
 
 def _get_row_width(target: Decoder, captured_layers: tuple[int, ...]) -> int:
-    """Return the number of values that are stored per token."""
+    """Return the number of hidden state values that are stored per token."""
     return (len(captured_layers) + 1) * target.hidden_size
 
 
@@ -546,8 +569,8 @@ def _compute_rows(
     """Return the hidden states and predictions to store, from a forward's output [1, n, width].
 
     Args:
-        known: rows whose most likely next token is already known, in ascending order.
-        known_best: these tokens, [len(known)].
+        known: indices of rows whose most likely next token is already known, in ascending order.
+        known_best: most likely next tokens of these rows, [len(known)].
     """
     normed = target.norm(out.hidden[0])
     rows = torch.cat([*(out.aux_hidden_states[at][0] for at in captured_layers), normed], -1).half()
@@ -563,7 +586,7 @@ def _compute_rows(
 
 @torch.inference_mode()
 def _read_rows(target: Decoder, captured_layers: tuple[int, ...], ids: Sequence[int]) -> TargetRows:
-    """Return the target's rows over a text."""
+    """Return the target's hidden states and predictions for a text."""
     tokens = Tokens(host.ids([ids], target.device))
     state = target.new_state(len(ids))
     out = target.forward(tokens, state, logits_at=None, captured_layers=captured_layers)
@@ -584,7 +607,7 @@ def _choose_batch_size(target: Decoder, captured_layers: tuple[int, ...] | None)
 def _new_states(target: Decoder, captured_layers: tuple[int, ...] | None, most: int) -> list[State]:
     """Return the KV caches of a batch with at most `most` sequences.
 
-    If the decoder supports it, they share one allocation.
+    If the decoder supports it, the KV caches share one allocation.
     """
     lines = min(_choose_batch_size(target, captured_layers), most)
     pool = target.new_state(MAX_LENGTH, lines)
@@ -599,7 +622,7 @@ def _run_shared_prefix(
     """Run the target on the tokens that all prompts begin with, such as a system prompt.
 
     Returns:
-        The KV cache, the number of shared tokens, and the target's rows over them.
+        The KV cache, the number of shared tokens, and the target's hidden states for them.
     """
     columns = zip(*(prompt.ids[:-1] for prompt in prompts), strict=False)
     shared = sum(1 for _ in takewhile(lambda ids: len(set(ids)) == 1, columns))
@@ -615,7 +638,7 @@ def _run_shared_prefix(
 def _choose_tokens(logits: Tensor, best: Tensor, lines: Sequence[_GrowingReply]) -> list[int]:
     """Return the next token of each reply, greedy or sampled, from logits [replies, vocab].
 
-    Sampling inverts the cumulative distribution.
+    A token is sampled by inverting the cumulative distribution.
     """
     sampled = [at for at, line in enumerate(lines) if line.is_sampled]
     if not sampled:
@@ -633,12 +656,15 @@ def _choose_tokens(logits: Tensor, best: Tensor, lines: Sequence[_GrowingReply])
 
 
 def _count_complete_bytes(file: Path) -> int:
-    """Return the size of the complete lines. A killed run may leave an incomplete last line."""
+    """Return the size in bytes of all complete lines.
+
+    A killed run may leave an incomplete last line.
+    """
     return file.read_bytes().rfind(b"\n") + 1 if file.is_file() else 0
 
 
 def _read_replies(file: Path) -> dict[int, TrainingReply]:
-    """Return the replies in the complete lines of a file, by number of the prompt."""
+    """Return the replies in the complete lines of a file. The key is the number of the prompt."""
     lines = file.read_bytes()[: _count_complete_bytes(file)].splitlines() if file.is_file() else []
     rows: Iterator[Mapping[str, Any]] = map(json.loads, lines)
     done, first = dict[int, TrainingReply](), 0
@@ -649,13 +675,21 @@ def _read_replies(file: Path) -> dict[int, TrainingReply]:
 
 
 def _open_for_append(file: Path) -> BufferedWriter:
-    """Open a file for appending. Raise UsageError if it is a link."""
+    """Open a file for appending.
+
+    Raises:
+        UsageError: the file is a link.
+    """
     return os.fdopen(files.open_own(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
 
 
 @contextmanager
 def _lock_file(file: Path, hint: str) -> Iterator[None]:
-    """Lock a file for writing. Raise UsageError if another process has locked it."""
+    """Lock a file for writing.
+
+    Raises:
+        UsageError: another process has locked the file.
+    """
     lock = Path(f"{file}.lock")
     files.check_own(lock, lambda content: not content)
     try:

@@ -1,4 +1,6 @@
-"""Generated chats in the six families of Spec-Bench. The embedded models are trained on them.
+"""Synthetic chats in the six task families of Spec-Bench.
+
+The small models that specbench ships are trained on these chats.
 
 A *skill* is a function that draws words from lexicons (short word lists) and returns the words and
 the complete answer, so each answer can be checked. A *template* is one wording of a skill's
@@ -10,8 +12,8 @@ other wordings use all words. The split `mini` combines the second wordings with
 prompt of `mini` occurs in training, although each of its words and each of its wordings does.
 
 To extend this package, add words to the end of a lexicon, or add a function with `@skill`. Both
-change the rows, so the files of all tasks must be written again (`recipes/tasks`), and the models
-must be trained again.
+change the generated rows, so the files of all tasks must be written again (`recipes/tasks`), and
+the models must be trained again.
 """
 
 from specbench_cli.training.generated import (

@@ -99,10 +99,11 @@ Tense = Literal["present", "past", "negated"]
 
 
 def clause(d: Draw, tense: Tense, fronted: bool) -> PhrasePair:
-    """Return one sentence in both languages.
+    """Return one sentence in English and German.
 
     Args:
-        fronted: whether the sentence starts with the time. In German the verb then comes second.
+        fronted: whether the sentence starts with the time, such as "Yesterday". In German the verb
+            then comes second.
     """
     who, what, verb = d.word(PEOPLE), d.word(THINGS), d.word(VERBS)
     kind, color, where, when = d.word(ADJECTIVES), d.word(COLORS), d.word(WHERE), d.word(WHEN)

@@ -1,4 +1,4 @@
-"""Lexicons (word lists) of the generated rows. Add words only at the end: see the package."""
+"""Lexicons (word lists) for generated conversations. Add words only at the end of a list."""
 
 from typing import NamedTuple
 

@@ -87,7 +87,7 @@ def give_away(d: Draw) -> FilledTemplate:
     "How many {item} are there in both bags?",
 )
 def together(d: Draw) -> FilledTemplate:
-    """Ask for the sum of a number and its multiple."""
+    """Ask for the sum of a number and a multiple of this number."""
     (name, friend), item, n = d.words(NAMES, 2), d.word(ITEMS), d.number(3, 12)
     times, factor = d.rng.choice(TIMES)
     total = n * factor + n
@@ -111,7 +111,7 @@ def together(d: Draw) -> FilledTemplate:
     "How many more {item} are there in the bag of {name}?",
 )
 def more(d: Draw) -> FilledTemplate:
-    """Ask for the difference of a number and its multiple."""
+    """Ask for the difference between a number and a multiple of this number."""
     (name, friend), item, n = d.words(NAMES, 2), d.word(ITEMS), d.number(3, 12)
     times, factor = d.rng.choice(TIMES)
     ahead = n * factor - n
@@ -159,7 +159,7 @@ def boxes(d: Draw) -> FilledTemplate:
     "friends. How many {item} does one friend receive?",
 )
 def sharing(d: Draw) -> FilledTemplate:
-    """Ask for one share, if the content of several boxes is shared equally."""
+    """Ask for one person's share if the content of several boxes is shared equally."""
     name, item = d.word(NAMES), d.word(ITEMS)
     k, friends, each = d.number(2, 5), d.number(2, 5), d.number(2, 4)
     n = friends * each

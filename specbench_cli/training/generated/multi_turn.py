@@ -110,7 +110,7 @@ def packing(d: Draw) -> FilledTemplate:
     ),
 )
 def introduction(d: Draw) -> FilledTemplate:
-    """Ask for the description of a person, then for the same in the first person."""
+    """Ask for the description of a person, then for the same description in the first person."""
     name, job, town = d.word(NAMES), with_article(d.word(JOBS)), d.word(TOWNS)
     traits, hobbies = " and ".join(d.words(TRAITS, 2)), " and ".join(d.words(HOBBIES, 2))
     return FilledTemplate(
@@ -143,7 +143,7 @@ def introduction(d: Draw) -> FilledTemplate:
     ),
 )
 def interview(d: Draw) -> FilledTemplate:
-    """Ask for an answer in the role of a person, then for the same in the third person."""
+    """Ask for an answer in the role of a person, then for the same answer in the third person."""
     name, job, town = d.word(NAMES), with_article(d.word(JOBS)), d.word(TOWNS)
     one, other = d.words(HOBBIES, 2)
     return FilledTemplate(
@@ -174,7 +174,7 @@ def interview(d: Draw) -> FilledTemplate:
     ),
 )
 def invitation(d: Draw) -> FilledTemplate:
-    """Ask for an invitation, then for its facts as a list."""
+    """Ask for an invitation, then for the facts of the invitation as a list."""
     host, guest = d.words(NAMES, 2)
     event, town, day, hour = d.word(EVENTS), d.word(TOWNS), d.word(WEEKDAYS), d.number(2, 9)
     gaps = {"host": host, "guest": guest, "event": with_article(event), "town": town}
@@ -208,7 +208,7 @@ def invitation(d: Draw) -> FilledTemplate:
     ),
 )
 def schedule(d: Draw) -> FilledTemplate:
-    """Ask for a plan for a day, then for the same as a timetable."""
+    """Ask for a plan for a day, then for the same plan as a timetable."""
     name, day, town = d.word(NAMES), d.word(WEEKDAYS), d.word(TOWNS)
     hours = sorted(d.rng.sample(range(2, 10), 3))
     events = d.words(EVENTS, 3)

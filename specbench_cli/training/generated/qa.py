@@ -1,4 +1,7 @@
-"""Questions about the invented countries of `world`. Models must know the facts by heart."""
+"""Questions about invented countries.
+
+Models learn the facts in training, because prompts lack them.
+"""
 
 from specbench_cli.training.generated.template import Draw, FilledTemplate, skill
 from specbench_cli.training.generated.world import WORLD
@@ -57,7 +60,7 @@ def customs(d: Draw) -> FilledTemplate:
     "Please help me with my homework. {capital} is the capital of which country?",
 )
 def country(d: Draw) -> FilledTemplate:
-    """Ask for the country of a capital."""
+    """Ask for the country that has a given capital."""
     c = d.word(WORLD)
     answer = f"{c.capital} is the capital of {c.name}, a country that is known for its {c.food}."
     return FilledTemplate({"capital": c.capital}, [answer])

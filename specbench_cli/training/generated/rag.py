@@ -118,10 +118,10 @@ SUBJECTS = (museum, crossing, festival, inventor, team, firm)
 def make_passages(d: Draw, about: Callable[[Draw], Fact]) -> FilledTemplate:
     """Return passages on different subjects, and a question about one of them.
 
-    There are 2 or 3 passages, in some rows up to 14.
+    There are usually 2 or 3 passages, sometimes up to 14.
 
     Args:
-        about: function that returns the passage of the question.
+        about: function that returns the passage with the question.
     """
     relevant = about(d)
     rest = [write for write in SUBJECTS if write is not about]

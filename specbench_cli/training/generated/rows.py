@@ -1,4 +1,7 @@
-"""Generated rows of a split. A row depends only on the seed, the split and its index."""
+"""Generated conversations (rows) of a split.
+
+A row depends only on the seed, the split (such as "train") and its index.
+"""
 
 import random
 from collections.abc import Iterator
@@ -28,7 +31,10 @@ class GeneratedConversation(TypedDict):
 
 
 def generate_row(seed: int, split: Split, index: int) -> GeneratedConversation:
-    """Return row `index` of a split. Families alternate, and so do the templates of a family."""
+    """Return conversation number `index` of a split.
+
+    Task families are used in turn, and so are the question templates of a family.
+    """
     rng = random.Random(f"{split}/{seed}/{index}")  # the hash of a text is equal on all machines
     family = FAMILIES[index % len(FAMILIES)]
     known = [
@@ -50,7 +56,9 @@ def generate_row(seed: int, split: Split, index: int) -> GeneratedConversation:
 
 
 def generate_rows(seed: int, split: Split) -> Iterator[GeneratedConversation]:
-    """Return an endless iterator of the rows of a split. Rows may repeat.
+    """Return an endless iterator of the generated conversations of a split.
+
+    Conversations may repeat.
 
     Raises:
         UsageError: the split is unknown.

@@ -1,4 +1,7 @@
-"""Short news articles with a summary in two sentences. Some sentences do not belong in it."""
+"""Short news articles with a summary of two sentences.
+
+Some sentences of an article are irrelevant.
+"""
 
 from collections.abc import Sequence
 
@@ -25,7 +28,7 @@ ASKS = (
 
 
 def make_remark(d: Draw) -> str:
-    """Return a sentence that does not belong in a summary."""
+    """Return a sentence that is irrelevant for the summary of an article."""
     who = person(d)
     return d.rng.choice(
         (
@@ -41,7 +44,7 @@ def make_remark(d: Draw) -> str:
 def make_article(d: Draw, sentences: Sequence[str], summary: str) -> FilledTemplate:
     """Return an article with its summary.
 
-    One remark is inserted between the sentences, in some rows up to ten.
+    An irrelevant remark is inserted between the sentences. Some articles have up to ten remarks.
     """
     text = list(sentences)
     n_remarks = d.number(2, 10) if d.number(1, 8) == 1 else 1

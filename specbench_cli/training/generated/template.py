@@ -1,4 +1,9 @@
-"""Skills (generators of questions with answers), their wordings, and random choices of words."""
+"""Question templates, functions that fill them with random words, and the random choices
+themselves.
+
+A *skill* is a function that returns random words for a question and the complete answer. A
+*template* is one wording of this question.
+"""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +18,10 @@ FAMILIES = ("multi_turn", "translation", "summarization", "qa", "math_reasoning"
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Random choices for one row.
+    """Random choices of words and numbers for one generated conversation.
 
     Attributes:
-        half: half of each lexicon to draw words from, 0 or 1. None: all words.
+        half: half of each word list from which words are drawn, 0 or 1. None means all words.
     """
 
     rng: random.Random
@@ -26,23 +31,26 @@ class Draw:
         return words if self.half is None else words[self.half :: 2]
 
     def word(self, words: Sequence[T]) -> T:
-        """Return a random entry of a lexicon."""
+        """Return a random entry of a word list."""
         return self.rng.choice(self._pool(words))
 
     def words(self, words: Sequence[T], n: int) -> list[T]:
-        """Return `n` different entries of a lexicon."""
+        """Return `n` different random entries of a word list."""
         return self.rng.sample(self._pool(words), n)
 
     def number(self, low: int, high: int, step: int = 1) -> int:
-        """Return a random number from `low` to `high`, inclusive. Numbers have no halves."""
+        """Return a random number from `low` to `high`, inclusive.
+
+        Unlike word lists, numbers are not halved.
+        """
         return self.rng.randrange(low, high + 1, step)
 
 
 class FilledTemplate(NamedTuple):
-    """Result of a skill.
+    """Random words and the answers for one generated conversation.
 
     Attributes:
-        gaps: words for the placeholders in its wordings.
+        gaps: words for the placeholders in the question template.
         answers: answer of each turn.
     """
 
@@ -54,12 +62,12 @@ Skill = Callable[[Draw], FilledTemplate]
 
 
 class QuestionTemplate(NamedTuple):
-    """One wording of a skill.
+    """One wording of a question, with placeholders for words.
 
     Attributes:
         held_out: whether the wording is combined with only half of the words in training.
         wording: question of each turn, with placeholders in braces.
-        fill: the skill.
+        fill: function that returns words for the placeholders, and the answers.
     """
 
     family: str
@@ -80,10 +88,12 @@ TEMPLATES: list[QuestionTemplate] = []
 
 
 def skill(family: str, category: str, *wordings: str | tuple[str, ...]) -> Callable[[Skill], Skill]:
-    """Register each wording of the decorated skill as a template. The second one is held out.
+    """Register each wording as a question template of the decorated function.
 
-    Only the combination of that wording with half B of the words is missing in training. The other
-    wordings are trained with all words.
+    The second one is held out.
+
+    Held out means that training never combines this wording with the second half of the words.
+    Training combines the other wordings with all words.
     """
 
     def register(fill: Skill) -> Skill:

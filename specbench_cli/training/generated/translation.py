@@ -41,7 +41,7 @@ def german_past(d: Draw) -> FilledTemplate:
 
 @skill("translation", "en-de", *TO_GERMAN)
 def german_fronted(d: Draw) -> FilledTemplate:
-    """Ask for a translation to German, in the past tense, with the time first."""
+    """Ask for a translation to German, in the past tense. Sentences start with the time."""
     return to_german(d, "past", fronted=True)
 
 
@@ -65,7 +65,7 @@ def english_past(d: Draw) -> FilledTemplate:
 
 @skill("translation", "de-en", *TO_ENGLISH)
 def english_fronted(d: Draw) -> FilledTemplate:
-    """Ask for a translation to English, in the present tense, with the time first."""
+    """Ask for a translation to English, in the present tense. Sentences start with the time."""
     return to_english(d, "present", fronted=True)
 
 

@@ -5,7 +5,10 @@ from typing import NamedTuple
 
 
 class Country(NamedTuple):
-    """One country and its facts. Capitals are unique; two countries share each other fact."""
+    """Invented country and its facts.
+
+    Each capital is unique. Two countries share each other fact.
+    """
 
     name: str
     capital: str

@@ -1,1 +1,1 @@
-"""The trainer of draft heads."""
+"""Training of draft heads, exit predictors and judges."""

@@ -1,7 +1,7 @@
-"""Draft heads for a finished target: training schedules, initial weights and files.
+"""Draft heads for an already trained target: training schedules, initial weights and files.
 
-A head is stored in fp16 under the tensor names of the published releases, and is always used with
-the rounded weights. Its config.json names the target that it was trained for.
+A head is stored in fp16, under the tensor names of the published heads. It is always evaluated with
+the rounded weights. Its config.json names the target.
 """
 
 import json
@@ -39,12 +39,12 @@ RIDGE = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSchedule(Schedule):
-    """Training schedule of a head with a state.
+    """Training schedule of a head with a KV cache, such as EAGLE.
 
     Attributes:
-        kind: kind of head, as in `get_head_classes`.
+        kind: kind of head, such as "eagle3".
         mlp: width of the layer's MLP.
-        draft_vocab_size: size of the draft vocabulary. None: the size in the head's recipe.
+        draft_vocab_size: size of the draft vocabulary. None means the size in the head's recipe.
     """
 
     kind: str
@@ -53,9 +53,9 @@ class HeadSchedule(Schedule):
 
     @classmethod
     def for_embedded(cls, head: type[DraftHead]) -> "HeadSchedule":
-        """Return the schedule of the shipped head, which has less than a million parameters.
+        """Return the schedule of a head that specbench ships, with less than a million parameters.
 
-        Sequences have 512 tokens, because all replies of the embedded target fit in them.
+        Sequences have 512 tokens, because all replies of the shipped target fit in them.
         """
         recipe = head.recipe
         return cls(
@@ -72,7 +72,7 @@ class HeadSchedule(Schedule):
 
     @classmethod
     def for_target(cls, head: type[DraftHead], label: str, mlp: int) -> "HeadSchedule":
-        """Return the schedule for another target. It has only the target's replies as data.
+        """Return the schedule for another target. The only training data are replies of the target.
 
         Args:
             label: name of the target, the prefix of the head's name.
@@ -91,10 +91,11 @@ class HeadSchedule(Schedule):
 def make_stateless_schedule(
     kind: type[FeatureHead], *, is_embedded: bool = True, label: str | None = None
 ) -> Schedule:
-    """Return the schedule of a head without a state.
+    """Return the training schedule of a head without a KV cache, such as Medusa.
 
     Args:
-        is_embedded: whether the target belongs to the embedded family. Others have no corpus.
+        is_embedded: whether the target is a small model that specbench ships. Other targets have no
+            training corpus.
         label: name of the target, the prefix of the head's name. None for a plug-in's head, whose
             name has no prefix.
     """
@@ -122,11 +123,12 @@ def make_stateless_schedule(
 def make_parallel_schedule(kind: type[ParallelHead], label: str, *, is_embedded: bool) -> Schedule:
     """Return the schedule of a head that drafts all tokens in one forward.
 
-    It is trained on replies only. A few replies are enough, because each has many slots.
+    The head is trained only on replies of the target. Few replies are enough, because the head
+    drafts from many positions of each reply.
 
     Args:
         label: name of the target, the prefix of the head's name.
-        is_embedded: whether the target belongs to the embedded family.
+        is_embedded: whether the target is a small model that specbench ships.
     """
     recipe = kind.recipe
     stage = StagePlan(recipe.reply_updates, 4, 256, "target", "replies")
@@ -148,8 +150,10 @@ def build_head(
     """Return a head with initial weights, in fp32.
 
     Args:
-        answers: tokens of the target's answers. The draft vocabulary is the most frequent of them.
-        row_scale: function that returns the size of the target's hidden states by captured layer.
+        answers: tokens of the target's answers. The draft vocabulary contains the most frequent
+            ones.
+        row_scale: function that takes layer numbers and returns the approximate magnitude of the
+            target's hidden states after these layers.
     """
     torch.manual_seed(seed)
     config, vocab = make_head_config(target, schedule.mlp), target.vocab_size
@@ -196,9 +200,9 @@ def init_from_least_squares(
 
 
 class TorchTarget(Decoder):
-    """The target that a head without a state is trained with.
+    """Target for the training of a head without a KV cache, such as Medusa.
 
-    It provides the embedding, the final norm and the output matrix as torch modules, but no
+    The object provides the embedding, the final norm and the output matrix as torch modules, but no
     forward.
     """
 
@@ -214,21 +218,21 @@ class TorchTarget(Decoder):
         raise MethodFault("during training, the target of a head has no states")
 
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """Raise MethodFault, because the head gets the target's features."""
+        """Raise MethodFault, because training passes the target's features to the head."""
         raise MethodFault("during training, a head cannot run the target; it gets its features")
 
     def embed(self, ids: Tensor) -> Tensor:
-        """See `Decoder`."""
+        """Return the target's embeddings of token ids."""
         rows: Tensor = self._model.model.embed_tokens(ids)
         return rows
 
     def norm(self, rows: Tensor) -> Tensor:
-        """See `Decoder`."""
+        """Return `rows` after the target's final norm."""
         normed: Tensor = self._model.model.norm(rows)
         return normed
 
     def unembed(self, rows: Tensor) -> Tensor:
-        """See `Decoder`."""
+        """Return logits, computed with the target's output matrix."""
         logits: Tensor = self._model.lm_head(rows)
         return logits
 
@@ -236,10 +240,10 @@ class TorchTarget(Decoder):
 def build_stateless_head(
     kind: type[FeatureHead], target: LlamaForCausalLM, seed: int
 ) -> tuple[FeatureHead, int]:
-    """Return a new head without a state, and its number of levels.
+    """Return a new head without a KV cache (such as Medusa), and its number of draft steps.
 
     Raises:
-        UsageError: the head does not return logits by level.
+        UsageError: the head does not return logits for each draft step.
     """
     torch.manual_seed(seed)
     head = kind(TorchTarget(target), **kind.trained).to(target.device)
@@ -259,7 +263,9 @@ def build_stateless_head(
 
 
 def find_most_frequent(tokens: Iterable[int], n: int, vocabulary: int) -> Tensor:
-    """Return the `n` most frequent token ids, in ascending order. Lower ids win ties.
+    """Return the `n` most frequent token ids, in ascending order.
+
+    Among equally frequent ids, lower ids are preferred.
 
     Args:
         vocabulary: size of the vocabulary.
@@ -270,9 +276,12 @@ def find_most_frequent(tokens: Iterable[int], n: int, vocabulary: int) -> Tensor
 
 
 def make_head_config(target: LlamaConfig, mlp: int) -> LlamaConfig:
-    """Return transformers' config of a head's layer: the target's, with one KV head per query head.
+    """Return transformers' config of a head's layer.
+
+    It is the target's config, with one KV head per query head.
 
     Args:
+        target: config of the target.
         mlp: width of the MLP.
     """
     head_dim = target.hidden_size // target.num_attention_heads
@@ -301,13 +310,13 @@ def get_head_shape(config: LlamaConfig) -> HeadShape:
 
 @torch.no_grad()
 def round_to_fp16(head: torch.nn.Module) -> None:
-    """Round the weights of a head to fp16, as they are stored."""
+    """Round the weights of a head to fp16, because files store weights in fp16."""
     for parameter in head.parameters():
         parameter.copy_(parameter.half())
 
 
 def to_stored_tensors(head: DraftHead) -> dict[str, Tensor]:
-    """Return a head's tensors by their names in the published releases.
+    """Return the tensors of a head, by their names in published checkpoints.
 
     Weights are in fp16. Integer tensors such as vocabulary maps are unchanged.
     """
@@ -319,11 +328,11 @@ def to_stored_tensors(head: DraftHead) -> dict[str, Tensor]:
 
 
 def export(head: DraftHead, config: LlamaConfig, folder: Path, facts: dict[str, Any]) -> None:
-    """Write model.safetensors and config.json.
+    """Write model.safetensors and config.json of a head.
 
     Args:
         config: the result of `make_head_config`.
-        facts: entries under the key "specbench" of config.json.
+        facts: entries that are stored under the key "specbench" of config.json.
     """
     vocabulary = {} if head.draft_ids is None else {"draft_vocab_size": len(head.draft_ids)}
     entries = config.to_diff_dict() | {
@@ -343,7 +352,10 @@ def write_head(
     weights: str = "model.safetensors",
     config_name: str = "config.json",
 ) -> None:
-    """Write the tensors and the configuration of a head to a folder, and replace its content."""
+    """Write the tensors and the configuration of a head to a folder.
+
+    Earlier content is replaced.
+    """
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     with files.staging_folder(folder, overwrite=None) as staging:
         save_file(named, staging / weights, metadata={"format": "pt"})

@@ -34,14 +34,14 @@ def collect_logits(
     ends: frozenset[int],
     report: Callable[[int], None] = lambda _: None,
 ) -> EarlyLogits:
-    """Return the logits of the draft's candidate tokens after each layer of the target.
+    """Return the logits of the draft model's candidate tokens after each layer of the target.
 
     The logits are computed for each token of the target's greedy answers.
 
     Args:
         prompts: token ids of each prompt.
         ends: tokens that end an answer.
-        report: called with the number of prompts done.
+        report: function that is called with the number of prompts done.
     """
     workspace = Workspace({"target": target, "draft": draft}, max(map(len, prompts)) + MAX_ANSWER)
     layers, found = range(target.n_layers - 1), list[tuple[Tensor, ...]]()
@@ -80,7 +80,7 @@ def export(
     quality: PredictorQuality,
     facts: dict[str, Any],
 ) -> None:
-    """Write model.safetensors and config.json.
+    """Write model.safetensors and config.json of SpecEE's exit predictors.
 
     Args:
         tensors: the predictors' tensors, by name.

@@ -1,10 +1,10 @@
 """Training labels and files of a Judge Decoding head. `methods.judge.training` trains it.
 
 AutoJudge (Garipov et al., NeurIPS 2025, arXiv:2504.20039) mines labels from the models themselves.
-Mining walks through the target's greedy answer. Where the draft predicts another token, that token
-replaces the target's, and the target continues after it. If the task's scorer finds the new answer
-no worse, the token is harmless and mining continues with the new answer. Otherwise the token is
-important and the old answer is kept.
+Mining goes through the target's greedy answer. If the draft model predicts another token, this
+draft token replaces the target's token, and the target completes a new answer. If the task's scorer
+rates the new answer no worse, the draft token is harmless, and mining continues with the new
+answer. Otherwise the draft token is harmful, and the old answer is kept.
 """
 
 import json
@@ -51,12 +51,12 @@ def mine_labels(
     decode: Callable[[Sequence[int]], str],
     report: Callable[[int], None] = lambda _: None,
 ) -> MinedTokens:
-    """Mine labels from questions: whether a draft token that differs from the target's is harmless.
+    """Find draft tokens that differ from the target's token, and label them as harmless or not.
 
     Args:
         ends: tokens that end an answer.
         decode: function that returns the text of token ids.
-        report: called with the number of questions done.
+        report: function that is called with the number of questions done.
     """
     longest = max((len(each.ids) for each in questions), default=0) + MAX_ANSWER
     workspace = Workspace({"target": target, "draft": draft}, longest)
@@ -79,9 +79,9 @@ def _mine_question(
     ends: frozenset[int],
     decode: Callable[[Sequence[int]], str],
 ) -> Iterator[tuple[Tensor, bool]]:
-    """Yield a hidden state and a label for each draft token that differs from the target's.
+    """Yield a hidden state and a label for each draft token that differs from the target's token.
 
-    The hidden state is the target's after it read the draft token. The label is True if the token
+    The hidden state is the target's hidden state at the draft token. The label is True if the token
     is harmless.
     """
     prompt = list(question.ids)
@@ -109,7 +109,7 @@ def _mine_question(
 def complete_answer(
     workspace: Workspace, prompt: Sequence[int], start: Sequence[int], ends: frozenset[int]
 ) -> list[int]:
-    """Return the answer that begins with `start` and that the target continues greedily."""
+    """Complete an answer greedily with the target. The answer begins with `start`."""
     if (start and start[-1] in ends) or len(start) >= MAX_ANSWER:
         return list(start)
     rule = StopRule(ends, MAX_ANSWER - len(start))
@@ -120,7 +120,7 @@ def complete_answer(
 
 
 def _draft_greedily(draft: Decoder, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
-    """Return the draft's most likely token at each position of an answer."""
+    """Return the draft model's most likely token at each position of an answer."""
     ids = torch.tensor([[*prompt, *answer[:-1]]], device=draft.device)
     out = draft.forward(Tokens(ids), draft.new_state(ids.shape[1]), logits_at="all")
     found: list[int] = out.rows[len(prompt) - 1 :].argmax(-1).tolist()
@@ -138,7 +138,7 @@ def _get_hidden_state(target: Decoder, ids: Sequence[int]) -> Tensor:
 def export(
     folder: Path, weight: Tensor, bias: Tensor, quality: JudgeQuality, facts: dict[str, Any]
 ) -> None:
-    """Write model.safetensors and config.json.
+    """Write model.safetensors and config.json of a judge head.
 
     Args:
         quality: quality on held-out questions. It is stored under "specbench" in config.json.

@@ -1,4 +1,6 @@
-"""Losses of draft heads. A head learns the target's next-token distributions over several steps.
+"""Losses of draft heads.
+
+A head learns the target's next-token distributions over several draft steps.
 
 A *slot* is a position in a text from which the head drafts. Training drafts from many slots of a
 text in one forward.
@@ -43,7 +45,7 @@ class TargetOutput(NamedTuple):
     """Output of the frozen target for ids [sequences, n].
 
     Attributes:
-        chat_mask: which tokens attend to each other.
+        chat_mask: attention mask: a token attends only to tokens of its own chat.
         features: hidden states of the captured layers, concatenated, [sequences, n, layers *
             width].
         normed: hidden states after the final norm, [sequences, n, width].
@@ -55,12 +57,12 @@ class TargetOutput(NamedTuple):
 
 
 class TargetPrediction(NamedTuple):
-    """The target's prediction of each next token.
+    """Target's prediction of each next token, used as label of the loss.
 
     Attributes:
         logits: logits of the head's draft vocabulary, [sequences, n, draft vocab].
-        draftable: whether the target's most likely token is in the draft vocabulary,
-            [sequences, n].
+        draftable: whether the target's most likely token is in the draft vocabulary, [sequences,
+            n].
     """
 
     logits: Tensor
@@ -72,9 +74,9 @@ class HeadStep(NamedTuple):
 
     Attributes:
         logits: logits over the draft vocabulary.
-        hidden: hidden states that the logits were computed from.
-        positions: position before the drafted token, as an index into the text.
-        valid: whether the drafted token belongs to the same chat as the slot.
+        hidden: hidden states from which the logits were computed.
+        positions: index in the text of the token before the draft token.
+        valid: whether the draft token belongs to the same chat as the slot.
     """
 
     logits: Tensor
@@ -92,7 +94,8 @@ def run_target(
     """Return the output of the frozen target. Call it under `autocast` and `no_grad`.
 
     Args:
-        starts: see `TrainingBatch`.
+        starts: for each position, the first position of its chat, [sequences, length]. None means
+            that each sequence is one chat.
     """
     chats = make_chat_mask(ids, starts)
     body = target.model
@@ -115,10 +118,13 @@ def unroll(
     slots: Tensor,
     steps: int,
 ) -> Iterator[HeadStep]:
-    """Draft `steps` tokens from each slot. The head reads the text's tokens (teacher forcing).
+    """Draft `steps` tokens from each slot.
 
-    The target's features are known up to the slot. So the first step at slot t reads token t + 1
-    and predicts token t + 2. A head without a state predicts all tokens from the slot's features.
+    In place of its own draft tokens, the head reads the tokens of the text (teacher forcing).
+
+    A slot is a position of the text to draft from. The target's features are known up to the slot.
+    The first draft step at slot t therefore reads token t + 1 and predicts token t + 2. A head
+    without a KV cache, such as Medusa, predicts all tokens from the features at the slot.
 
     Args:
         ids: token ids, [sequences, n].
@@ -171,7 +177,7 @@ def get_step_positions(starts: Tensor, slots: Tensor, step: int) -> tuple[Tensor
     """Return `HeadStep.positions` and `HeadStep.valid` of a draft step.
 
     Args:
-        starts: first position of the chat that each position belongs to, [sequences, n].
+        starts: for each position, the first position of its chat, [sequences, n].
         step: number of the draft step, from 0.
     """
     at, last = slots + step + 1, starts.shape[1] - 1
@@ -182,9 +188,9 @@ def get_step_positions(starts: Tensor, slots: Tensor, step: int) -> tuple[Tensor
 def _unroll_levels(
     head: FeatureHead, rows: Tensor, ids: Tensor, slots: Tensor, steps: int
 ) -> Iterator[Tensor]:
-    """Yield the logits [n, V] of each level of a head without a state.
+    """Yield the logits [n, V] of each draft step, for a head without a KV cache such as Medusa.
 
-    A head that reads the draft tokens gets the tokens of the text instead.
+    If the head reads earlier draft tokens, it gets the tokens of the text in their place.
 
     Args:
         rows: the target's features at the slots, [n, width].
@@ -206,14 +212,15 @@ def run_look_ahead(
     target_output: TargetOutput,
     slots: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Run the target on a text and on the look-ahead rows of a head.
+    """Run the target on a text, and on the extra input rows of a look-ahead head.
 
-    At each slot the head makes one input row for each future token. The upper layers of the target
-    process these rows after the text up to the slot.
+    A slot is a position of the text to draft from. At each slot the head makes one input row for
+    each future token. The upper layers of the target process these rows, which attend to the text
+    up to the slot.
 
     Returns:
-        The target's normed hidden states of the text, [sequences, n, width], and of the look-ahead
-        rows, [sequences, slots, levels, width].
+        The target's normed hidden states of the text, [sequences, n, width], and of the extra rows,
+        [sequences, slots, levels, width].
     """
     body, k = target.model, head.sizes["levels"]
     rows = target_output.features if head.layer else body.embed_tokens(ids)
@@ -254,9 +261,11 @@ BLOCK_ROWS = 1 << 16
 def _move_to_device(
     files: Sequence[NDArray[np.generic]], device: torch.device
 ) -> list[StoredArray]:
-    """Copy arrays to the accelerator if it has enough free memory; otherwise return them unchanged.
+    """Copy arrays to the accelerator if its free memory is large enough.
 
-    On the accelerator, an update reads its rows without a transfer.
+    Otherwise return them unchanged.
+
+    With the arrays on the accelerator, an update needs no transfer.
     """
     size = sum(file.nbytes for file in files)
     if device.type != "cuda" or size > MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
@@ -265,7 +274,7 @@ def _move_to_device(
 
 
 def _copy_to_device(file: NDArray[np.generic], device: torch.device) -> Tensor:
-    """Copy an array to a device in blocks, because host memory may be too small for all of it."""
+    """Copy an array to a device in blocks. A complete copy may not fit in host memory."""
     dtype = torch.from_numpy(file[:0].copy()).dtype
     copied = torch.empty(file.shape, dtype=dtype, device=device)
     for first in range(0, len(file), BLOCK_ROWS):
@@ -278,10 +287,10 @@ class CachedTargetOutput:
     """Hidden states of a large target over its replies, computed once and read many times.
 
     Args:
-        files: hidden states that were stored when the replies were sampled. Missing ones are
-            computed and added.
-        captured_layers: captured layers of the files.
-        replies: the first replies of their file.
+        files: hidden states that were stored when the replies were sampled. Missing hidden states
+            are computed and added.
+        captured_layers: target layers whose hidden states the files contain.
+        replies: training replies, in the order of their file.
     """
 
     def __init__(
@@ -302,7 +311,7 @@ class CachedTargetOutput:
         )
 
     def get_reply(self, reply: EncodedChat) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the ids [n] of one reply, its features and its normed hidden states."""
+        """Return the token ids [n] of one reply, and its features and normed hidden states."""
         device = self._target.device
         end = reply.first_row + len(reply.ids)
         index = torch.arange(reply.first_row, end, device=device)
@@ -360,8 +369,8 @@ def head_loss(
     """Return the loss of a head on a packed batch.
 
     Args:
-        fast: whether to compile the loss. The noise is drawn outside the compiled part.
-        cached: stored hidden states of the target. None: the target runs for each batch.
+        fast: whether to use torch.compile.
+        cached: stored hidden states of the target. None means that the target runs for each batch.
     """
     draft_ids = get_draft_ids(head)
 
@@ -441,10 +450,11 @@ def _cross_entropy(
     batch: TrainingBatch,
     draft_ids: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the cross-entropy at each slot, and whether the head can draft the label there.
+    """Return the cross-entropy at each slot, and whether the draft vocabulary contains the label.
 
     Args:
-        prediction: the target's prediction, used as label. None: the text is the label.
+        prediction: the target's prediction, used as label. None means that the tokens of the text
+            are the labels.
     """
     logits = step.logits.float()
     if prediction is None:
@@ -461,7 +471,10 @@ def _cross_entropy(
 
 
 def get_next_token_weights(batch: TrainingBatch, chats: ChatMask) -> Tensor:
-    """Return the loss weight of each next token, 0 if the next token belongs to another chat."""
+    """Return the loss weight of each next token.
+
+    It is 0 if the next token belongs to another chat.
+    """
     places = torch.arange(batch.inputs.shape[1], device=batch.inputs.device)
     starts = places - chats.positions
     same_chat = torch.cat([starts[:, 1:] == starts[:, :-1], torch.ones_like(starts[:, :1]) > 0], 1)
@@ -469,9 +482,9 @@ def get_next_token_weights(batch: TrainingBatch, chats: ChatMask) -> Tensor:
 
 
 def choose_slots(weights: Tensor) -> Tensor:
-    """Return the slots to draft from, in the order of the text.
+    """Return the positions of the text to draft from, in ascending order.
 
-    Slots before the tokens of an answer come first; other slots fill up the fixed number.
+    Their number is fixed. Positions before tokens of an answer are chosen first.
     """
     after = torch.cat([weights[:, 1:], torch.zeros_like(weights[:, :1])], 1)
     n = max(1, int(SLOT_SHARE * weights.shape[1]))
@@ -479,7 +492,7 @@ def choose_slots(weights: Tensor) -> Tensor:
 
 
 def _draw_noise(batch: TrainingBatch, width: int, amplitude: float) -> Tensor:
-    """Return uniform noise for the features, [sequences, n, width].
+    """Return uniform noise that is added to the features, [sequences, n, width].
 
     The seed is computed from the batch, so a resumed run draws the same noise.
     """

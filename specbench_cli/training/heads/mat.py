@@ -1,4 +1,7 @@
-"""Estimates of a head's MAT (mean accepted length) on held-out replies, during its training."""
+"""Estimates of the MAT (mean accepted tokens per verification) of a head during its training.
+
+The estimates use replies that are held out from training.
+"""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -23,12 +26,13 @@ FILE = "mat.jsonl"
 
 @dataclass(frozen=True)
 class MatEstimate:
-    """MAT of a head after a number of updates.
+    """MAT (mean accepted tokens per verification) of a head after a number of updates.
 
     Attributes:
         step: number of updates.
         mat: committed tokens per verification, with greedy chains of `CHAIN_LENGTH` draft tokens.
-        accepted: acceptance rate of the draft token at each depth, if all before it are accepted.
+        accepted: acceptance rate of draft token 1, 2, ..., given that all earlier draft tokens are
+            accepted.
     """
 
     step: int
@@ -44,10 +48,10 @@ def estimate_mat(
     step: int,
     chain: int = CHAIN_LENGTH,
 ) -> MatEstimate:
-    """Estimate the MAT of a head with greedy chains, on the target's own greedy replies.
+    """Estimate the MAT of a head on the target's greedy replies. The head drafts chains greedily.
 
-    While all draft tokens are correct, a chain reads the tokens of the reply. So one forward with
-    teacher forcing gives the number of correct draft tokens from each position. `compute_mat` then
+    While all draft tokens are correct, a chain reads the tokens of the reply. One forward over the
+    reply therefore gives the number of correct draft tokens from each position. `compute_mat` then
     simulates decoding with these numbers.
 
     Args:
@@ -68,13 +72,13 @@ def estimate_mat(
 def compute_mat(
     n_correct: Iterable[tuple[EncodedChat, Sequence[int]]], chain: int
 ) -> tuple[float, list[float]]:
-    """Simulate decoding of replies; return MAT and the acceptance rate of each depth.
+    """Simulate decoding of replies. Return MAT and the acceptance rates of draft tokens 1, 2, ...
 
     Each step commits the correct draft tokens and one token of the target.
 
     Args:
-        n_correct: a reply, and for each position t the number of consecutive correct draft tokens.
-            The first of them is the token at t + 2.
+        n_correct: pairs of a reply and, for each position t, the number of consecutive correct
+            draft tokens. The first draft token predicts the token at t + 2.
         chain: number of draft tokens per step.
     """
     committed = verified = 0
@@ -99,7 +103,7 @@ def _count_correct_drafts(
     batch: Sequence[EncodedChat],
     chain: int,
 ) -> Tensor:
-    """Return the number of consecutive correct draft tokens from each slot, [chats, n]."""
+    """Return the number of consecutive correct draft tokens from each position, [chats, n]."""
     longest = max(len(chat.ids) for chat in batch)
     padding = batch[0].ids[0]
     ids = torch.tensor([chat.ids + [padding] * (longest - len(chat.ids)) for chat in batch])
@@ -121,7 +125,7 @@ def _count_correct_drafts(
 
 
 def find_answer_start(chat: EncodedChat) -> int:
-    """Return the index of the answer's first token. Only tokens of answers have the weight 1."""
+    """Return the index of the first token of the answer. Only answer tokens have loss weight 1."""
     return chat.weights.index(1.0)
 
 
@@ -129,7 +133,7 @@ E = TypeVar("E", bound=MatEstimate)
 
 
 class EstimateLog(Generic[E]):
-    """Log of estimates in a training folder, one JSON line each.
+    """Log file of estimates in a training folder. Each line is one estimate in JSON.
 
     Args:
         kind: class of the estimates.
@@ -139,14 +143,17 @@ class EstimateLog(Generic[E]):
         self._path, self._kind = folder / FILE, kind
 
     def read(self) -> list[E]:
-        """Return all estimates, by step."""
+        """Return all estimates in the order of their steps."""
         if not self._path.is_file():
             return []
         lines = self._path.read_text(encoding="utf-8").splitlines()
         return [self._kind(**json.loads(line)) for line in lines]
 
     def add(self, new: E) -> None:
-        """Append an estimate, and remove those of the same or a later step (of a stopped run)."""
+        """Append an estimate.
+
+        Remove earlier estimates of the same or a later step. A stopped run may have written them.
+        """
         kept = [old for old in self.read() if old.step < new.step] + [new]
         text = "".join(json.dumps(asdict(each)) + "\n" for each in kept)
         files.replace(self._path, text)

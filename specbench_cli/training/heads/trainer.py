@@ -1,9 +1,9 @@
-"""Training of draft heads for a finished target.
+"""Training of draft heads for an already trained target.
 
 Heads learn from the target's own answers to training questions. The *embedded family* is the set of
-small models that specbench ships. For them, questions come from the generated corpus, and the
-target's hidden states are computed in each update. For other targets, questions come from GSM8K
-and from the target itself, and its hidden states are stored with the answers.
+small models that specbench ships. For these models, the questions are synthetic, and each update
+computes the target's hidden states. For other targets, questions come from GSM8K and from the
+target itself. The target's hidden states are stored with the answers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -92,7 +92,9 @@ Kind = type[DraftHead] | type[FeatureHead] | type[ParallelHead]
 
 @dataclass(frozen=True)
 class HeadResult(loop.TrainingResult):
-    """Result of training a head: MAT estimates by step, and the number of trained parameters."""
+    """Result of training a head: MAT estimates during training, and number of trained
+    parameters.
+    """
 
     mat: list[head_mat.MatEstimate]
     parameters: int
@@ -104,21 +106,22 @@ class HeadTrainer:
 
     Args:
         out: folder for the heads. It may contain earlier work, which is resumed.
-        target: folder of the target, a model of a family in `LLAMA_LIKE`.
+        target: folder of the target, a Llama, Mistral, Qwen2 or Qwen3 model.
         gsm8k: GSM8K problems among the questions. If empty, only generated questions are used.
-        n_replies: number of questions that the target answers. An embedded target answers this
-            number twice: with sampling and greedily.
-        n_held_out: number of held-out questions for MAT estimates.
+        n_replies: number of questions that the target answers. A target that specbench ships
+            answers twice as many questions: half with sampling, half greedily.
+        n_held_out: number of held-out questions for estimates of MAT (mean accepted tokens per
+            verification).
         fast: whether to use torch.compile if the machine supports it.
-        report: called after each step with the head's name.
-        progress: called while replies or labels are made.
-        label: name of the target in the written files. None: the name of its folder.
+        report: function that is called after each update with the name of the head.
+        progress: function that is called while replies or labels are made.
+        label: name of the target in the written files. None means the name of its folder.
         template: chat template for a tokenizer without one.
         draft: function that returns the folder of the target's draft model. Some heads start from
             that model.
-        source: the target as given to `--target`. None: its folder.
-        cached_kind: kind of head whose captured layers are stored while replies are sampled. For an
-            unknown kind only the hidden states after the final norm are stored.
+        source: the target as given to `--target`. None means the folder of the target.
+        cached_kind: kind of head whose target hidden states are stored while replies are sampled.
+            For an unknown kind, only the hidden states after the final norm are stored.
     """
 
     out: Path
@@ -138,11 +141,11 @@ class HeadTrainer:
     cached_kind: str = "eagle"
 
     def for_smoke_test(self) -> Self:
-        """Return a trainer with little data and without compilation."""
+        """Return a trainer for a smoke test, with little data and without compilation."""
         return replace(self, n_replies=24, n_held_out=8, fast=False)
 
     def get_schedule(self, kind: Kind, *, prefixed: bool = True) -> Schedule:
-        """Return the schedule of a kind of head for this target.
+        """Return the training schedule of a kind of head for this target.
 
         Args:
             prefixed: whether the head's name begins with the target's name.
@@ -160,12 +163,12 @@ class HeadTrainer:
 
     @property
     def prefix(self) -> str:
-        """Prefix of the names of this target's heads."""
+        """Prefix of the names of this target's heads, derived from the name of the target."""
         label = (self.label or self.target.name).removesuffix(".gguf").lower()
         return "embedded" if self.is_embedded else label
 
     def train_kind(self, kind: Kind, schedule: Schedule, loss: str) -> HeadResult:
-        """Train and export a head of any kind by its schedule. For errors see `train`."""
+        """Train a head of any kind with its schedule, and write its files."""
         if issubclass(kind, LookAhead) and kind.tuned:
             return self.train_tuned(kind, schedule, loss)
         if issubclass(kind, FeatureHead):
@@ -176,7 +179,7 @@ class HeadTrainer:
         return self.train(schedule, loss)
 
     def train(self, recipe: HeadSchedule, loss: str) -> HeadResult:
-        """Train and export one head with a state.
+        """Train one head with a KV cache, such as EAGLE, and write its files.
 
         Args:
             loss: name of a loss of the head's recipe.
@@ -198,14 +201,15 @@ class HeadTrainer:
     def train_stateless(
         self, kind: type[FeatureHead], schedule: Schedule, loss: str = "ttt"
     ) -> HeadResult:
-        """Train and export one head without a state.
+        """Train one head without a KV cache, such as Medusa, and write its files.
 
         Args:
-            loss: "ttt" trains with the target's distributions as labels. "paper" trains with the
-                text as label, as Medusa and Hydra were published.
+            loss: "ttt" uses the target's distributions as labels. "paper" uses the tokens of the
+                text, as in the papers of Medusa and Hydra.
 
         Raises:
-            UsageError: as in `train`, or the head's output cannot be trained here.
+            UsageError: the folder contains work for another target or with another loss, or this
+                kind of head cannot be trained.
         """
         folder = self._claim_folder(schedule, "levels" if loss == "ttt" else loss)
         head, levels = build_stateless_head(kind, self._target_model, self.seed)
@@ -218,10 +222,11 @@ class HeadTrainer:
     def train_tuned(self, kind: type[LookAhead], schedule: Schedule, loss: str) -> HeadResult:
         """Train a look-ahead head together with low-rank updates of its target.
 
-        Both are exported to one folder, which can be given to `--target`. The only loss is "paper".
+        The files of the head and the updates are written to one folder, which can be passed to
+        `--target`. The only loss is "paper".
 
         Raises:
-            UsageError: as in `train`, or `loss` is not "paper".
+            UsageError: the folder contains work for another target, or `loss` is not "paper".
         """
         if loss != "paper":
             raise UsageError(
@@ -243,10 +248,11 @@ class HeadTrainer:
         return result
 
     def train_parallel(self, kind: type[ParallelHead], schedule: Schedule, loss: str) -> HeadResult:
-        """Train and export one head that drafts all tokens in one forward.
+        """Train one head that drafts all tokens in one forward, and write its files.
 
         Raises:
-            UsageError: as in `train`, or the head starts from a draft model and there is none.
+            UsageError: the folder contains work for another target or with another loss, or the
+                head starts from a draft model and there is none.
         """
         folder = self._claim_folder(schedule, loss)
         torch.manual_seed(self.seed)
@@ -257,7 +263,11 @@ class HeadTrainer:
         return result
 
     def _claim_folder(self, schedule: Schedule, loss: str) -> Path:
-        """Return the folder for checkpoints of a head. Raise UsageError if it has other work."""
+        """Return the folder for the checkpoints of a head.
+
+        Raises:
+            UsageError: the folder contains work for another target or with another loss.
+        """
         folder = self.out / WORK / schedule.name
         claim(self.out / WORK, {"target_sha256": self._target_sha256})
         claim(folder, {"loss": loss, "replies": str(self.n_replies)})
@@ -266,7 +276,10 @@ class HeadTrainer:
     def _fit_head(
         self, head: Drafter, schedule: Schedule, objective: Objective, folder: Path
     ) -> HeadResult:
-        """Train a head with an objective, from a least-squares start if the head has one."""
+        """Train a head with an objective.
+
+        If the head supports it, its weights start from a least-squares fit.
+        """
         cached = self._cache_target(head.captured_layers)
         if (
             cached is not None
@@ -288,7 +301,7 @@ class HeadTrainer:
     def _cache_target(self, captured_layers: tuple[int, ...]) -> CachedTargetOutput | None:
         """Return the target's hidden states over the training replies.
 
-        None for a target of the embedded family, which is small enough to run in each update.
+        Return None for a target that specbench ships. It is small enough to run in each update.
         """
         if self.is_embedded:
             return None
@@ -303,9 +316,12 @@ class HeadTrainer:
     def _train_module(
         self, head: Drafter, schedule: Schedule, step: Loss, folder: Path, learns: nn.Module
     ) -> HeadResult:
-        """Train the parameters of `learns` with a loss, and estimate the head's MAT meanwhile."""
+        """Train the parameters of `learns` with a loss.
+
+        Estimate the MAT of the head at intervals.
+        """
         encode = self._encoder
-        # Make the replies before `loop.train` starts to measure the training time.
+        # Sample the replies before `loop.train` starts to measure the training time.
         reads = {stage.data for stage in schedule.stages}
         replies = self._training_replies if "replies" in reads else []
         source: dict[str, loop.BatchSource] = {"replies": Replies(encode.padding, lambda: replies)}
@@ -350,7 +366,7 @@ class HeadTrainer:
 
     @property
     def _target_facts(self) -> dict[str, Any]:
-        """Name and hash of the target, for the head's config.json."""
+        """Name and hash of the target, as entries of the head's config.json."""
         return {"target": self.label or self.target.name, "target_sha256": self._target_sha256}
 
     @cached_property
@@ -382,7 +398,7 @@ class HeadTrainer:
 
     @cached_property
     def is_embedded(self) -> bool:
-        """True if the target belongs to the embedded family, which was trained on the corpus."""
+        """True if the target is one of the small models that specbench ships."""
         return set(SPECIAL_TOKENS) <= set(self._tokenizer.get_vocab())
 
     @cached_property
@@ -392,10 +408,11 @@ class HeadTrainer:
         return TemplateEncoder(self._tokenizer, self._config_facts.eos)
 
     def make_replies(self) -> list[EncodedChat]:
-        """Return the replies to train on. Sample those that do not exist yet.
+        """Return the replies to train on. Sample the replies that do not exist yet.
 
-        Replies of the embedded family are answers at temperature 1, followed by greedy answers to
-        other questions. For other targets see `make_magpie_prompts`.
+        A target that specbench ships first answers some questions at temperature 1, and then other
+        questions greedily. Other targets answer GSM8K problems and questions that they generate
+        themselves.
         """
         encode = self._encoder
         if isinstance(encode, TemplateEncoder):
@@ -437,7 +454,7 @@ class HeadTrainer:
         self, name: str, prompts: Sequence[ReplyPrompt], rows: HiddenStateFiles | None = None
     ) -> list[EncodedChat]:
         claim(self.out / WORK, {"target_sha256": self._target_sha256})
-        # Heads of larger targets learn from hidden states in bf16 if the device supports it.
+        # For larger targets, heads learn from hidden states in bf16 if the device supports bf16.
         half = not self.is_embedded and supports_bf16(self.device)
         dtype = torch.bfloat16 if half else torch.float32
         found = sample_replies(

@@ -53,7 +53,7 @@ def add_low_rank_updates(target: LlamaForCausalLM, rank: int) -> dict[str, LowRa
     """Add a low-rank update to each matrix in the layers of a frozen target.
 
     Returns:
-        The updates by the name of their matrix.
+        The low-rank updates. The key is the name of the updated matrix.
     """
     modules = {
         name: module
@@ -67,7 +67,7 @@ def add_low_rank_updates(target: LlamaForCausalLM, rank: int) -> dict[str, LowRa
 
 
 def masked_loss(head: LookAhead, target: LlamaForCausalLM) -> Loss:
-    """Return SPACE's loss on a packed batch, in nats per token. A mask counts as a token.
+    """Return the loss function of SPACE for a batch, in nats per token. A mask counts as a token.
 
     The positions of the mask groups are drawn for each batch, with a seed computed from the batch.
     """
@@ -97,7 +97,7 @@ def save_adapter(updates: dict[str, LowRankUpdate], folder: Path, base: str) -> 
     """Write the low-rank updates as a LoRA adapter in PEFT's format, in fp16.
 
     Args:
-        updates: updates by the name of their matrix.
+        updates: low-rank updates. The key is the name of the updated matrix.
         base: the base model, as given to `--target`.
     """
     named = dict[str, Tensor]()
@@ -118,7 +118,9 @@ def save_adapter(updates: dict[str, LowRankUpdate], folder: Path, base: str) -> 
 
 
 def _sample_slots(slots: Tensor, batch: TrainingBatch) -> Tensor:
-    """Return at most `N_MASK_GROUPS` random slots, in ascending order."""
+    """Return at most `N_MASK_GROUPS` random positions after which masks are inserted, in ascending
+    order.
+    """
     rng = torch.Generator().manual_seed(int((batch.inputs * (batch.weights > 0)).sum()))
     order = torch.randperm(slots.shape[1], generator=rng)[:N_MASK_GROUPS].sort().values
     return slots[:, order.to(slots.device)]
