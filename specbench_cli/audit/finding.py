@@ -69,7 +69,7 @@ COMPARISONS: Mapping[str, tuple[str, str]] = {
         "the target's distribution, p-value at least 1e-6 in two tests",
     ),
 }
-"""What each check measures, and what it expects, by the name of its finding."""
+"""Measured and expected values of each check, by the name of its finding."""
 
 
 def format_distinct(a: float, b: float) -> tuple[str, str]:

@@ -134,7 +134,7 @@ class Method(ABC):
 
     @property
     def scope(self) -> Literal["prompt", "run", "corpus"]:
-        """How long the method keeps what it learns: "prompt", "run" or "corpus".
+        """Lifetime of the state that the method learns: "prompt", "run" or "corpus".
 
         It is `state_scope`, or "prompt" if the parameter `scope` is "prompt".
         """

@@ -28,7 +28,7 @@ relaxed: a draft token that only a lossy accept rule keeps. recovered: the token
 token. bonus: the token after a fully accepted draft. plain: a token of a step without a draft."""
 
 Guarantee = Literal["exact_tokens", "exact_law", "bounded", "quality_only", "workflow"]
-"""What a method guarantees about its output, strongest first. The first two are lossless."""
+"""Guarantees of a method about its output, strongest first. The first two are lossless."""
 
 Rule = Literal["greedy", "rejection", "block", "coupled"]
 """Verification rule.

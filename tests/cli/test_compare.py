@@ -1,6 +1,7 @@
 """`specbench compare` from the command line, with synthetic runs of a few outputs."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -359,8 +360,8 @@ def test_runs_without_common_outputs_are_exit_2(call):
 
 
 def test_help_names_every_outcome_and_the_gate_s_default(call):
-    words = " ".join(call("--help")[1].replace("│", "").split())
-    assert f"{', '.join(OUTCOMES[:-1])}, or none" in words
+    words = set(re.findall(r"[\w-]+", call("--help")[1]))
+    assert words >= {*OUTCOMES[:-1], "none"}
     assert ",".join(FAIL_ON) == CompareOptions().fail_on
 
 

@@ -74,8 +74,8 @@ They are the destination of the new rows [2 kv, n, d], the keys [kv, d, seen] an
 [kv, seen, d]."""
 
 Visibility = tuple[int, Tensor | None, Attend]
-"""What new rows attend to: the first row, the attention bias from that row on, and the attention
-function."""
+"""Rows that new rows attend to: the first such row, the attention bias from that row on, and the
+attention function."""
 
 LayerView = tuple[Callable[[Tensor], object], Tensor, Tensor, Tensor | None, Attend]
 """Attention inputs of one layer: a function that writes new rows to the cache, the keys, the
