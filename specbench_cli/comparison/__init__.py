@@ -1,1 +1,1 @@
-"""`specbench compare`: which results changed between two or more runs, and whether the check fails."""
+"""`specbench compare`: which results changed between two or more runs, and if the check fails."""

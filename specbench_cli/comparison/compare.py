@@ -98,7 +98,7 @@ def _missing_rows(scope: Scope) -> Iterator[RowOutcome]:
 
 
 def _added_rows(scope: Scope, new: Side) -> Iterator[RowOutcome]:
-    """Yield the outcomes of rows that only NEW has. Broken outputs of these rows are reported, too."""
+    """Yield the outcomes of rows that only NEW has. Report broken outputs of these rows, too."""
     for row in scope.new:
         outputs = [output for output in new.outputs.values() if output.row == row]
         bad = [output for output in outputs if deterministic.is_bad(output)]

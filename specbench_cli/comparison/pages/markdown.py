@@ -17,7 +17,7 @@ _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 
 def render(comparison: Comparison) -> str:
-    """Return the comment: pass or fail, changes, what was not compared, and how to accept changes."""
+    """Return the comment: pass or fail, changes, what was not compared, how to accept changes."""
     changed, same = words.changed_rows(comparison), words.unchanged_rows(comparison)
     base, new = (_format_side(*side) for side in words.side_names(comparison))
     verdict, _, why = words.headline(comparison).partition(": ")
