@@ -36,9 +36,9 @@ class SimulatedLoad:
     """Simulated requests of a method under one load.
 
     label: label of the method.
-    load: arrivals, as typed.
-    passes: for each cost table, the requests' arrivals, first tokens and last tokens, in seconds,
-        and their numbers of tokens.
+    load: option `--load` (arrival times), as typed.
+    passes: one simulation per cost table. It has the times of each request's arrival, first token
+        and last token, in seconds, and the request's number of tokens.
     """
 
     label: str
@@ -59,8 +59,8 @@ def simulate_load(
 
     Args:
         records, prompts, manifest: of the run.
-        costs: costs of several probes of one machine, each of which gives a repeat. Policies use
-            the first one.
+        costs: cost tables from several probes of one machine. Each table gives one repeat. Methods
+            that choose draft lengths by costs use the first table.
         loads: arrivals to simulate.
         size: maximum number of sequences in a step.
         chunk: maximum number of prompt tokens in a step.
