@@ -58,7 +58,7 @@ def simulate_load(
     """Simulate the methods of a run under several loads.
 
     Args:
-        records, prompts, manifest: of the run.
+        records, prompts, manifest: data of the recorded run.
         costs: cost tables from several probes of one machine. Each table gives one repeat. Methods
             that choose draft lengths by costs use the first table.
         loads: arrivals to simulate.

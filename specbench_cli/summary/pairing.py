@@ -85,7 +85,8 @@ def pair_times(
 def process_number(pass_: int) -> int:
     """Return the number of the process that measured a repeat.
 
-    Repeats of different loads or different runs (`together`) can be measured by the same process.
+    The index of a repeat also encodes its load and, if several runs are combined (`together`), its
+    run.
     """
     return pass_ % LOAD_PASS_OFFSET
 

@@ -232,7 +232,7 @@ def _over_random(
     rows: Sequence[MethodSummary],
     row: MethodSummary,
 ) -> dict[str, Any]:
-    """Return a method's metrics, with the score difference to its random control.
+    """Return the score difference between a method and its random control, with its interval.
 
     The control accepts tokens at random. It is used only if it accepts about as many tokens as the
     method (`matches_rate`).
