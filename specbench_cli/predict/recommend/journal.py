@@ -117,8 +117,8 @@ def create(folder: Path, journal: Journal) -> None:
                 else "choose a new or empty folder with --out",
             )
         journal.write(folder)
-        # The user started this recommendation, so record the permission. Resuming then asks for
-        # none.
+        # The user started this recommendation. Store that it is permitted, so that resuming needs
+        # no further permission.
         permission.permit(permission.collect_requests(journal.config, folder / FILE))
     except OSError as error:
         if error.errno in FULL:

@@ -281,7 +281,7 @@ class RoundRunner:
         return journal.config.model_copy(update=values)
 
     def _later(self, name: str) -> float:
-        """Return the planned seconds of the rounds after this round."""
+        """Return the seconds of the time budget that are left for the rounds after this round."""
         whole = self._journal.minutes * 60
         if name == CONFIRMATION:
             return 0.0

@@ -1,9 +1,9 @@
 """Figure of what reduces the ideal speedup of a method to the measured one.
 
 If a step took as long as a vanilla step, the speedup would be MAT. Let V and M be the decode times
-of vanilla and of the method on the same outputs. Each is the sum of target forwards (verify),
-drafting (draft) and the rest (host). Let s be the method's number of steps divided by vanilla's.
-The speedup
+of vanilla and of the method on the same outputs. V and M are each the sum of the times of target
+forwards (verify), drafting (draft) and the rest (host). Let s be the method's number of steps
+divided by vanilla's. The speedup
 that remains after each part is:
 
     ideal          1 / s                                     = MAT
