@@ -39,7 +39,7 @@ class ComparedProcesses:
 
     @property
     def pairs(self) -> int:
-        """Number of pairs; 0 if the runs of BASE and NEW did not alternate in time."""
+        """Number of pairs of processes; 0 if the runs of BASE and NEW did not alternate in time."""
         if self.pair is None:
             return 0
         return len(set(self.pair[has_partner(self.pair, np.array(self.new, dtype=bool))]))
@@ -47,7 +47,7 @@ class ComparedProcesses:
     def select_outputs(
         self, label: str, prompt_turns: Iterable[PromptTurn], *, of_new: bool
     ) -> Iterator[ComparedOutput]:
-        """Yield a method's outputs for some prompts, from the processes of one side."""
+        """Yield a method's outputs for some prompts, from the processes of BASE or of NEW."""
         for own, is_new in zip(self.outputs, self.new, strict=True):
             if is_new == of_new:
                 yield from _select_outputs(own.get(label, {}), prompt_turns)

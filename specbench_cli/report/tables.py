@@ -56,8 +56,9 @@ def _columns(key: str) -> Sequence[Column[MethodSummary]]:
 
 
 def _name_groups(grid: Grid) -> Grid:
-    """Mark the columns that name a row. There are two if the first column is the significance
-    group.
+    """Mark the columns that name a row.
+
+    They are the first two columns if the first one is the significance group.
     """
     return replace(grid, label_columns=2) if grid.columns[0] is metrics.GROUP else grid
 

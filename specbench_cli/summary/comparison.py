@@ -66,9 +66,9 @@ class Lane:
 class OutputComparison:
     """Comparison of a method's output with vanilla's.
 
-    position: Index of the first token that differs. None if there is none.
+    position: Index of the first token that differs. None if the outputs are equal.
     tolerance: Largest gap that rounding can cause, in the unit of `verdict.gap`. None if unknown.
-    broken: Reason why the method is broken. None if it is not.
+        broken: Reason why the method is broken. None if it is not.
     """
 
     prompt_id: str

@@ -279,8 +279,9 @@ def print_replayed(found: RooflineReplay, roofline: Roofline, lines: Sequence[st
 
 
 def _input(row: RooflineRow) -> Column[str]:
-    """Return a column of the sensitivity table, which shows how inputs change a
-    method's speedup.
+    """Return a method's column in the sensitivity table.
+
+    It shows how much each input of the model changes the speedup.
     """
     return Column(row.label, format=lambda name: _format_change(row.sensitivity[name]))
 

@@ -32,8 +32,9 @@ def write_trace(lanes: Sequence[WorkerLanes], path: Path) -> Path:
 
 
 def _delayed(pid: int, lanes: WorkerLanes) -> Iterable[dict[str, Any]]:
-    """Yield the events of a timeline. If the method learned before the request, this
-    comes first.
+    """Yield the events of a timeline, delayed by the duration of learning.
+
+    If the method learned before the request, an event for learning is added.
     """
     for event in _process(pid, lanes):
         yield event | {"ts": event["ts"] + lanes.learn / 1e3} if "ts" in event else event

@@ -185,7 +185,8 @@ def _move_labels(
 def _fixed_costs(own: _Spots, at: int, points: Floats, inside: Floats) -> Floats:
     """Return the cost of each spot of a label, without regard to other labels.
 
-    A spot costs more if it is outside of the axes or covers points or lines.
+    A spot costs more if it is outside of the axes, covers points, or is near another point. It also
+    costs more if its leader line passes through another point.
     """
     marks = np.concatenate([points - _MARKER, points + _MARKER], -1)
     outside = (own.boxes[:, :2] < inside[:2]).any(1) | (own.boxes[:, 2:] > inside[2:]).any(1)
