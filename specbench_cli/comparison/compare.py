@@ -1,5 +1,4 @@
-"""Comparison of two sides, BASE and NEW: what is compared, all findings, and the outcome of each
-row.
+"""Comparison of two sides, BASE and NEW: scope, findings, and the outcome of each row.
 
 A row is a method on a task. Findings come from the deterministic gate (token ids and counters) and
 from the timing gate.
@@ -98,7 +97,10 @@ def _missing_rows(scope: Scope) -> Iterator[RowOutcome]:
 
 
 def _added_rows(scope: Scope, new: Side) -> Iterator[RowOutcome]:
-    """Yield the outcomes of rows that only NEW has. Report broken outputs of these rows, too."""
+    """Yield the outcomes of rows that only NEW has.
+
+    Broken outputs of these rows are findings, too.
+    """
     for row in scope.new:
         outputs = [output for output in new.outputs.values() if output.row == row]
         bad = [output for output in outputs if deterministic.is_bad(output)]

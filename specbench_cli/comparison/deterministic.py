@@ -48,7 +48,10 @@ _DIGITS = range(2, 7)
 
 
 def compare_outputs(scope: Scope) -> Mapping[RowKey, tuple[ComparisonFinding, ...]]:
-    """Return the findings of each row that both sides have. Unchanged rows have no findings."""
+    """Return the findings of each row that both sides have.
+
+    Rows without changes have no findings.
+    """
     return {
         row: tuple(_find_differences(pairs, scope.rules[row][0], scope.rounding_difference is None))
         for row, pairs in scope.pairs.items()

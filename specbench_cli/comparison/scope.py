@@ -287,7 +287,10 @@ def _first_location(prompt_turns: Sequence[PromptTurn]) -> str:
 
 
 def _rounding_difference(base: Side, new: Side) -> str | None:
-    """Return why the same program may round sums differently on the two sides, or None."""
+    """Return why the same program may round sums differently on the two sides.
+
+    None if it cannot.
+    """
     if base.machine is None or new.machine is None:
         which = "BASE" if base.machine is None else "NEW"
         return f"the machine of {which} is unknown"
@@ -362,7 +365,10 @@ def _head_facts(side: Side, kind: str) -> str:
 
 
 def _timing_dependence(base: Side, new: Side, label: str) -> str | None:
-    """Return why a method's steps may differ between runs on one machine, or None."""
+    """Return why a method's steps may differ between two runs on one machine.
+
+    None if they cannot.
+    """
     free = [side.rows[label].timing_free for side in (base, new)]
     if False in free:
         return "its steps depend on timing"

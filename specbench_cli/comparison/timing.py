@@ -303,7 +303,10 @@ def _time(output: ComparedOutput, name: str) -> float | None:
 
 
 def _time_per_token(output: ComparedOutput) -> float | None:
-    """Return the total time per token, prefill included. Other engines report no other time."""
+    """Return the total time per token, prefill included.
+
+    Other engines report only this time.
+    """
     return _divide(_time(output, "total"), output.counters.n_tokens)
 
 

@@ -210,17 +210,19 @@ class MethodOutputs:
 
     @cached_property
     def tested_levels(self) -> int:
-        """Number of levels that verification reached."""
+        """Number of drafted levels that verification reached. A level is a position of
+        the draft.
+        """
         return total(s.tested for s in self.steps)
 
     @cached_property
     def accepted(self) -> int:
-        """Number of accepted levels."""
+        """Number of levels with an accepted draft token."""
         return total(s.accepted for s in self.steps)
 
     @cached_property
     def relaxed(self) -> int:
-        """Number of levels that only the lossy accept rule accepted."""
+        """Number of levels whose token only the lossy accept rule accepted."""
         return total(s.relaxed or [] for s in self.relaxing)
 
     def mat(self) -> float | None:
@@ -241,8 +243,12 @@ class MethodOutputs:
         return ratio(sum(self.committed) - last, sum(self.counts) - sum(map(bool, self.counts)))
 
     def acceptance_by_position(self) -> tuple[float, ...]:
-        """Compute for each level: steps that accepted it / steps that drafted it."""
-        # With relaxed levels, accepted levels need not come first. The tokens' origins tell them.
+        """Compute acceptance by level, from level 1.
+
+        It is (steps that accepted the level) / (steps that drafted the level).
+        """
+        # Under a lossy rule, a level that only this rule accepts can precede an accepted level. So
+        # read the accepted levels from the origins of the tokens.
         known = [
             (r.steps, r.origin if any(r.steps.relaxed or ()) else None)
             for r in self.records
@@ -297,8 +303,11 @@ class MethodOutputs:
 
     @cached_property
     def rates(self) -> tuple[float | None, float | None]:
-        """Discard rate and verification rate: rejected draft tokens and target forwards, per
-        token."""
+        """Discard rate and verification rate.
+
+        The discard rate is rejected draft tokens / tokens. The verification rate is target forwards
+        / tokens.
+        """
         discarded = verified = tokens = 0
         for r in self.records:
             if r.steps is not None and r.n_tokens:
@@ -310,8 +319,10 @@ class MethodOutputs:
         return ratio(discarded, tokens), ratio(verified, tokens)
 
     def work(self) -> float | None:
-        """Compute target forwards per token. A partial forward counts by its share of the
-        weights."""
+        """Compute target forwards per token.
+
+        A forward through a part of the target counts by the share of the weights that it reads.
+        """
         known = [
             (r.target_equivalents, r.n_tokens)
             for r in self.records
@@ -377,7 +388,12 @@ class MethodOutputs:
 
 
 def _count_steps_by_level(depths: Iterable[int]) -> dict[int, int]:
-    """Return level -> number of depths that reach it, from level 1 to the deepest."""
+    """Return level -> number of drafts that are at least as deep, from level 1 to the deepest
+    draft.
+
+    Args:
+        depths: Number of levels of each draft.
+    """
     counts, found, n = Counter(depths), dict[int, int](), 0
     for level in range(max(counts, default=0), 0, -1):
         n += counts[level]
@@ -386,7 +402,7 @@ def _count_steps_by_level(depths: Iterable[int]) -> dict[int, int]:
 
 
 def _accepted_levels(steps: Steps, origin: Sequence[str]) -> Iterable[int]:
-    """Yield the accepted levels of all steps of an output.
+    """Yield the numbers of the accepted levels, for all steps of an output.
 
     Args:
         origin: Origin of each token of the output, such as "accepted".

@@ -137,7 +137,10 @@ def find_file(name: str, root: Path = ROOT) -> Path | None:
 
 
 def _join(name: str, runs: Sequence[Path]) -> Side:
-    """Join runs to one side of a comparison. Remove the data that baseline files do not store."""
+    """Join runs to one side of a comparison.
+
+    Remove the data that baseline files do not store.
+    """
     if not runs:
         raise UsageError("a baseline needs a run", hint=f"specbench compare --save {name} last")
     side = join_runs(name, runs)
