@@ -1,2 +1,1 @@
-"""`specbench compare`: what changed between two or more runs, and whether the check (gate)
-fails."""
+"""`specbench compare`: which results changed between two or more runs, and if the check fails."""

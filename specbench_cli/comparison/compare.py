@@ -1,4 +1,8 @@
-"""Comparison of two sides: scope, findings of both gates, and the outcome of each row."""
+"""Comparison of two sides, BASE and NEW: scope, findings, and the outcome of each row.
+
+A row is a method on a task. Findings come from the deterministic gate (token ids and counters) and
+from the timing gate.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ def compare(base: Side, new: Side, *, tolerance: float, fail_on: Sequence[Outcom
     Args:
         base, new: the two sides.
         tolerance: allowed slowdown, 0.05 for 5%.
-        fail_on: outcomes that fail the gate.
+        fail_on: outcomes with which the comparison fails.
 
     Raises:
         UsageError: nothing in the two sides can be compared.
@@ -93,7 +97,10 @@ def _missing_rows(scope: Scope) -> Iterator[RowOutcome]:
 
 
 def _added_rows(scope: Scope, new: Side) -> Iterator[RowOutcome]:
-    """Yield the outcomes of rows that only NEW has. Broken outputs are reported there too."""
+    """Yield the outcomes of rows that only NEW has.
+
+    Broken outputs of these rows are findings, too.
+    """
     for row in scope.new:
         outputs = [output for output in new.outputs.values() if output.row == row]
         bad = [output for output in outputs if deterministic.is_bad(output)]
@@ -130,7 +137,7 @@ def _facts(side: Side) -> dict[str, object]:
 
 
 def _raise_nothing_comparable(base: Side, new: Side, scope: Scope) -> None:
-    """Raise UsageError, because an empty comparison must not look like a pass."""
+    """Raise UsageError. An empty comparison must not look as if nothing changed."""
     reasons = dict.fromkeys((*scope.not_compared, *(why for _, why in scope.rules.values())))
     lines = "".join(f"\n  {reason}" for reason in reasons)
     raise UsageError(

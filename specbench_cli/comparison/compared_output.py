@@ -1,7 +1,7 @@
 """An output in a comparison: a digest of its token ids, its counters and its times.
 
-The classes have no slots, because hundreds of thousands of objects come from other processes.
-Unpickling a frozen class with slots calls a setter for every field.
+The classes have no slots. Hundreds of thousands of objects are unpickled, and a frozen class with
+slots is slow to unpickle: Python calls a setter for every field.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PromptTurn = tuple[str, int]
 
 
 class PairKey(NamedTuple):
-    """Key that two outputs must share to be compared."""
+    """Key of an output. Outputs of BASE and NEW are compared if they have the same key."""
 
     prompt_id: str
     turn: int
@@ -40,11 +40,14 @@ class RowKey(NamedTuple):
 class Counters:
     """Counters of an output, summed over its steps.
 
-    A counter is None if the method does not report it (methods of other programs).
+    A counter is None if the method does not report it, such as a method of another engine.
 
     committed: number of tokens after the first.
-    levels, nodes: number of drafted levels and tokens.
-    tested, accepted: number of levels.
+    levels: number of drafted levels. A level is a position after the context; a tree can have
+        several tokens at one level.
+    nodes: number of drafted tokens.
+    tested: number of drafted levels that verification reached.
+    accepted: number of drafted levels with an accepted token.
     """
 
     n_tokens: int | None
@@ -59,13 +62,13 @@ class Counters:
 
     @classmethod
     def total(cls, counters: Collection[Counters]) -> Counters:
-        """Return the sums over outputs; None if one of them is None."""
+        """Return the sums over outputs. A sum is None if the counter of an output is None."""
         columns = ([getattr(each, f.name) for each in counters] for f in fields(cls))
         return cls(*(None if None in column else sum(column) for column in columns))
 
     @property
     def contradiction(self) -> str | None:
-        """Contradiction between the counters of one output; None if there is none."""
+        """Contradiction between the counters of this output; None if there is none."""
         if self.steps is None or self.n_tokens is None:
             return None
         counts = [self.accepted or 0, self.tested or 0, self.levels or 0, self.nodes or 0]
@@ -87,11 +90,14 @@ class Counters:
 class Times:
     """Times of an output in nanoseconds; None if the method does not report a time.
 
-    decode, draft, verify, host, total: as in the records; peers report only the total.
-    draft_forward, verify_forward: mean over the kinds of forwards that draft or verify (same model,
-        layers and number of tokens) of each kind's median, weighted by count. Vanilla's
-        verify_forward is its forward over one token.
-    draft_fastest: like draft_forward, with each kind's minimum instead of its median. None in
+    Forwards are of the same kind if they have the same model, layers and number of tokens.
+
+    decode, draft, verify, host, total: as in the records. Other engines report only the total.
+    draft_forward: mean of the medians of each kind of draft forward, weighted by the number of
+        forwards of the kind.
+    verify_forward: same as draft_forward, for verify forwards. For vanilla, its forwards over one
+        token.
+    draft_fastest: like draft_forward, with the minimum of each kind instead of the median. None in
         baselines of older versions.
     """
 
@@ -110,8 +116,9 @@ class ComparedOutput:
     """An output of one method for one prompt.
 
     key: key that two outputs must share to be compared.
-    ids: the first 16 hexadecimal digits of the SHA-256 of its token ids; None if it failed.
-    verdict: kind of the verdict; None if it failed.
+    ids: the first 16 hexadecimal digits of the SHA-256 of the output's token ids; None if the
+        output failed. verdict: result of the comparison with vanilla's output; None if the output
+        failed.
     times: None if the output failed or its time is noisy.
     """
 
@@ -132,5 +139,5 @@ class ComparedOutput:
 
     @property
     def row(self) -> RowKey:
-        """Key of the row to which the output belongs."""
+        """Key of the row (method and task) to which the output belongs."""
         return RowKey(self.task, self.key.label)

@@ -1,13 +1,14 @@
 """The deterministic gate: comparison of token ids, verdicts and counters, which noise cannot
 change.
 
-The rule of a row decides what must be equal:
+A row is a method on a task. A verdict is the result of comparing an output with vanilla's. The rule
+of a row (see `comparison.scope`) decides what must be equal in BASE and NEW:
 
-- `exact`: ids and all counters.
-- `verdict`: NEW's verdicts, and the counters of all but 1% of the prompts (at least one may
-  differ), because on another machine some near-ties are decided differently.
-- `ids only`: on the same machine and versions, ids except near-ties, because steps that depend on
-  timing read the target at other widths. Elsewhere, NEW's verdicts.
+- `exact`: token ids and all counters.
+- `verdict`: the counters, except at 1% of the prompts (or at one prompt). Another machine decides
+  some near-ties differently.
+- `ids only`: token ids, except in outputs with a near-tie. Counters may differ, because timing can
+  change the steps. On another machine, only broken outputs are findings.
 
 Under every rule, an output that is an error or a mismatch only in NEW is broken.
 """
@@ -47,7 +48,10 @@ _DIGITS = range(2, 7)
 
 
 def compare_outputs(scope: Scope) -> Mapping[RowKey, tuple[ComparisonFinding, ...]]:
-    """Return the findings of each row that both sides have; empty if nothing changed."""
+    """Return the findings of each row that both sides have.
+
+    Rows without changes have no findings.
+    """
     return {
         row: tuple(_find_differences(pairs, scope.rules[row][0], scope.rounding_difference is None))
         for row, pairs in scope.pairs.items()
@@ -98,7 +102,8 @@ def _find_differences(
             yield _make_changed_output_finding(changed, len(pairs))
     complete = [pair for pair in rest if not _has_error(pair)]
     if rule == "exact":
-        # A changed output also changes its counters, so these are not reported.
+        # If the token ids of an output changed, its counters changed, too. Do not report them
+        # twice.
         same = [pair for pair in complete if _same_output(pair)]
         differing = [pair for pair in same if _counters_differ(pair)]
         if differing:
@@ -144,10 +149,11 @@ def _make_changed_output_finding(pairs: Sequence[Pair], total: int) -> Compariso
 def _make_mat_finding(
     what: str, differing: Sequence[Pair], outputs: Sequence[Pair]
 ) -> ComparisonFinding:
-    """Return the finding for counters that differ.
+    """Return the finding for pairs of outputs whose counters differ.
 
     Args:
-        outputs: all pairs whose sums are shown, including the differing ones.
+        differing: pairs with different counters.
+        outputs: all pairs whose sums the message shows; they include `differing`.
     """
     figures = _describe_changes(outputs)
     if not figures:
@@ -164,7 +170,7 @@ def _make_mat_finding(
 
 
 def _describe_changes(pairs: Sequence[Pair]) -> list[str]:
-    """Describe how the sums of counters changed, MAT first."""
+    """Describe how the sums of counters changed from BASE to NEW. The MAT comes first."""
     sums = _sum_counters(pairs)
     if sums is None:
         return []
@@ -205,5 +211,5 @@ def _format_prompt_turn(output: ComparedOutput) -> str:
 
 
 def _format_prompt_turns(outputs: Iterable[ComparedOutput]) -> tuple[str, ...]:
-    """Return each prompt and turn once, over all repeats."""
+    """Return the prompts and turns of outputs as text, each once even if it has several repeats."""
     return tuple(dict.fromkeys(map(_format_prompt_turn, outputs)))

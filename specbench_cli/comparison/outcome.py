@@ -1,4 +1,4 @@
-"""Outcome of each method in a comparison, and whether it fails the gate."""
+"""Outcome of each row (a method on a task) in a comparison, and whether the comparison fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Rule = Literal["exact", "verdict", "ids only", "nothing"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonFinding:
-    """A finding about a row.
+    """A difference that the comparison found in a row (a method on a task).
 
     message: what changed.
     locations: prompts and turns in order ("mini/qa/3 turn 1").
@@ -37,10 +37,10 @@ class ComparisonFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeChange:
-    """Ratio of a time, NEW / BASE (above 1: slower), with its simultaneous interval.
+    """Change of a time: the ratio NEW / BASE (above 1: slower), with a simultaneous interval.
 
-    figure: "decode", "draft forward", "verify forward", "host" or "vanilla / hf:vanilla"; see
-        `comparison.timing`.
+    figure: compared time: "decode", "draft forward", "verify forward", "host" or "vanilla /
+        hf:vanilla". `comparison.timing` defines these.
     low, high: ends of the interval; None if it is too wide (`stats.bootstrap.MAX_INTERVAL_RATIO`).
     significant: True if the interval excludes 1.
     detects: smallest slowdown, as a ratio, that this comparison finds with 80% power.
@@ -57,7 +57,7 @@ class TimeChange:
 
     @property
     def percent(self) -> str:
-        """The change with its interval: `+8.1% [+5.0%, +11.2%]`."""
+        """Return the change with its interval: `+8.1% [+5.0%, +11.2%]`."""
         shift = f"{self.ratio - 1:+.1%}"
         if self.low is None or self.high is None:
             return shift
@@ -69,11 +69,12 @@ class TimeChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOutcome:
-    """Outcome of a row: that of its worst finding, or "same" without findings.
+    """Outcome of a row (a method on a task): the worst of its findings, or "same" without findings.
 
+    rule: what must be equal in BASE and NEW (`comparison.scope`).
     rule_reason: reason why this rule applies.
     pairs: number of compared outputs.
-    mat: mean accepted tokens of BASE and NEW.
+    mat: mean accepted tokens of BASE and of NEW.
     """
 
     key: RowKey

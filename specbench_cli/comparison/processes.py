@@ -24,12 +24,12 @@ Outputs = Mapping[str, Mapping[PromptTurn, ComparedOutput]]
 
 @dataclass(frozen=True, slots=True)
 class ComparedProcesses:
-    """Processes of both sides, BASE's first.
+    """Processes of both sides of a comparison: first those of BASE, then those of NEW.
 
     outputs: outputs of each process.
-    new: True for processes of NEW.
-    pair: index of each process's pair if runs of BASE and NEW alternated in time, else None.
-    untimed_labels: labels with missing times in each process.
+    new: True for each process of NEW.
+    pair: index of each process's pair. None if the runs of BASE and NEW did not alternate in time.
+    untimed_labels: for each process, labels of the methods that lack a time.
     """
 
     outputs: tuple[Outputs, ...]
@@ -39,7 +39,7 @@ class ComparedProcesses:
 
     @property
     def pairs(self) -> int:
-        """Number of pairs; 0 if the runs of BASE and NEW did not alternate in time."""
+        """Number of pairs of processes; 0 if the runs of BASE and NEW did not alternate in time."""
         if self.pair is None:
             return 0
         return len(set(self.pair[has_partner(self.pair, np.array(self.new, dtype=bool))]))
@@ -47,7 +47,7 @@ class ComparedProcesses:
     def select_outputs(
         self, label: str, prompt_turns: Iterable[PromptTurn], *, of_new: bool
     ) -> Iterator[ComparedOutput]:
-        """Yield a method's outputs for some prompts, from the processes of one side."""
+        """Yield a method's outputs for some prompts, from the processes of BASE or of NEW."""
         for own, is_new in zip(self.outputs, self.new, strict=True):
             if is_new == of_new:
                 yield from _select_outputs(own.get(label, {}), prompt_turns)
@@ -55,7 +55,7 @@ class ComparedProcesses:
     def drop_incomplete(
         self, labels: Sequence[str], prompt_turns: Collection[PromptTurn]
     ) -> ComparedProcesses:
-        """Return the processes in which each label has at least 90% of its times."""
+        """Return the processes in which each method of `labels` has at least 90% of its times."""
         kept = [
             all(label not in untimed or _is_complete(own[label], prompt_turns) for label in labels)
             for own, untimed in zip(self.outputs, self.untimed_labels, strict=True)
@@ -84,7 +84,7 @@ def _is_complete(
 
 
 def collect_processes(base: Side, new: Side) -> ComparedProcesses:
-    """Return the processes of two sides."""
+    """Return the processes of BASE and of NEW."""
     sides = ((base, False), (new, True))
     both = [(outputs, of_new) for side, of_new in sides for outputs in side.processes]
     start_times = [
@@ -111,9 +111,9 @@ def _group_by_label(outputs: Iterable[ComparedOutput]) -> Outputs:
 
 
 def pair_processes(start_times: Sequence[str | None], new: Sequence[bool]) -> list[int] | None:
-    """Return the pair of each process if the runs of both sides alternated in time.
+    """Return the pair of each process if the runs of BASE and NEW alternated in time.
 
-    If something slows down the machine for a minute, it affects a run and the next one equally. So
+    If something slows down the machine for a minute, two consecutive runs are affected equally. So
     each run is paired with its neighbour in time. A process without a partner gets `UNPAIRED`.
 
     Args:

@@ -1,13 +1,14 @@
-"""Scope of a comparison: pairs of outputs, and the rule for each row. A row is a method on a task.
+"""Scope of a comparison of BASE and NEW: which outputs are compared, and by which rule.
 
 Outputs are paired by prompt, turn, label, repeat and seed, if both sides had the same prompt and
 settings. Outputs that cannot be compared are reported.
 
-The rule of a row decides what must be equal:
+A row is a method on a task. The rule of a row decides what must be equal:
 
-- `exact`: same machine, versions and settings.
-- `verdict`: elsewhere, where sums round differently and some near-ties are decided differently.
-- `ids only`: timing or another draft model may change the steps.
+- `exact`: everything. Both sides have the same machine, versions and settings.
+- `verdict`: results of the comparison with vanilla. The machine, versions or settings differ, so
+  sums are rounded differently, and some near-ties are decided differently.
+- `ids only`: token ids, not counters. Timing or another draft model may change the steps.
 - `nothing`: the output may differ even if the program did not change.
 """
 
@@ -49,15 +50,17 @@ _ROUNDING_FACTS = ("machine", "torch", "transformers", "threads", "dtype", "devi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Comparable parts of BASE and NEW.
+    """Parts of BASE and NEW that can be compared. A row is a method on a task.
 
     pairs: outputs of BASE and NEW, by row.
-    missing, new: rows of shared tasks that only BASE, or only NEW, has.
-    rules: rule of each row of `pairs`, and the reason.
-    timing: reason to skip the timing gate; None if it applies.
+    missing: rows that only BASE has, in tasks that both sides have.
+    new: rows that only NEW has, in tasks that both sides have.
+    rules: rule of each row of `pairs`, and the reason for the rule.
+    timing: reason to skip the timing gate; None if the gate is applied.
     not_compared: sentences on what could not be compared.
     causes: label -> other differences between the sides, which are likely causes of findings.
-    rounding_difference: reason why the same program may round differently; None if it cannot.
+    rounding_difference: reason why the same program may round differently on the two sides. None if
+        it cannot.
     """
 
     pairs: Mapping[RowKey, tuple[tuple[ComparedOutput, ComparedOutput], ...]]
@@ -132,7 +135,10 @@ def _describe_unfinished(base: Side, new: Side) -> Iterator[str]:
 
 
 def _shared_tasks(base: Side, new: Side, notes: list[str]) -> set[str]:
-    """Return the tasks that both sides have in the same version; add the others to `notes`."""
+    """Return the tasks that both sides have in the same version.
+
+    For each other task, add a sentence to `notes`.
+    """
     in_base, in_new = (
         dict.fromkeys(output.task for output in side.outputs.values()) for side in (base, new)
     )
@@ -146,7 +152,10 @@ def _shared_tasks(base: Side, new: Side, notes: list[str]) -> set[str]:
 
 
 def _shared_prompts(base: Side, new: Side, tasks: set[str], notes: list[str]) -> set[PromptTurn]:
-    """Return the prompts that are equal on both sides; add the others to `notes`, by task."""
+    """Return the prompts that are equal on both sides.
+
+    Add sentences about the other prompts to `notes`, by task.
+    """
     prompts: list[dict[PromptTurn, str]] = [
         {c.key.prompt_turn: c.task for c in side.outputs.values() if c.task in tasks}
         for side in (base, new)
@@ -173,9 +182,9 @@ def _shared_prompts(base: Side, new: Side, tasks: set[str], notes: list[str]) ->
 
 
 def _shared_passes(base: Side, new: Side, notes: list[str]) -> set[int]:
-    """Return the repeats that both sides have; add the others to `notes`.
+    """Return the indices of the repeats that both sides have.
 
-    Times of the other repeats still count as processes.
+    Add sentences about the other repeats to `notes`. The timing gate still uses their times.
     """
     in_base, in_new = ({key.pass_ for key in side.outputs} for side in (base, new))
     for which, only_here in (("BASE", in_base - in_new), ("NEW", in_new - in_base)):
@@ -186,7 +195,10 @@ def _shared_passes(base: Side, new: Side, notes: list[str]) -> set[int]:
 
 
 def _group_by_row(side: Side, tasks: set[str]) -> dict[RowKey, dict[PairKey, ComparedOutput]]:
-    """Return a side's outputs by row, in the order of tasks and of the run's methods."""
+    """Return a side's outputs by row (method on a task).
+
+    Rows are in the order of tasks, and then of the run's methods.
+    """
     order = dict.fromkeys(output.task for output in side.outputs.values() if output.task in tasks)
     rows = {
         RowKey(task, label): dict[PairKey, ComparedOutput]()
@@ -205,7 +217,7 @@ def _pair_outputs(
     prompt_turns: set[PromptTurn],
     repeats: set[int],
 ) -> tuple[tuple[tuple[ComparedOutput, ComparedOutput], ...], list[str]]:
-    """Return the pairs of a row, and sentences on outputs that one side lacks."""
+    """Return the pairs of outputs of a row, and sentences on outputs that one side lacks."""
     pairs = tuple(
         (output, in_new[key])
         for key, output in in_base.items()
@@ -225,7 +237,7 @@ def _pair_outputs(
 
 
 def _describe_other_models(other_models: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yield a sentence for each changed draft model or head, with the rows that use it."""
+    """Yield a sentence for each changed draft model or head, with the methods that use it."""
     labels: dict[str, list[str]] = {}
     for label, models in other_models.items():
         for model in models:
@@ -235,7 +247,7 @@ def _describe_other_models(other_models: Mapping[str, Sequence[str]]) -> Iterato
 
 
 def _timing_skip_reason(base: Side, new: Side, rounding_difference: str | None) -> str | None:
-    """Return why times cannot be compared, or None."""
+    """Return why times of the two sides cannot be compared, or None if they can."""
     if base.machine is None or base.machine != new.machine:
         return "; ".join(describe_changed_facts(["machine"], base, new)) or rounding_difference
     for which, side in (("BASE", base), ("NEW", new)):
@@ -275,7 +287,10 @@ def _first_location(prompt_turns: Sequence[PromptTurn]) -> str:
 
 
 def _rounding_difference(base: Side, new: Side) -> str | None:
-    """Return why the same program may round differently; None if it cannot."""
+    """Return why the same program may round sums differently on the two sides.
+
+    None if it cannot.
+    """
     if base.machine is None or new.machine is None:
         which = "BASE" if base.machine is None else "NEW"
         return f"the machine of {which} is unknown"
@@ -283,7 +298,7 @@ def _rounding_difference(base: Side, new: Side) -> str | None:
 
 
 def _find_other_models(base: Side, new: Side, labels: Iterable[str]) -> dict[str, list[str]]:
-    """Return, by label, the changes of the draft models and heads that the method uses."""
+    """Return, by method label, how the draft models and heads that the method uses changed."""
     found: dict[str, list[str]] = {}
     for label in sorted(labels):
         changes: list[str] = []
@@ -305,12 +320,12 @@ def _choose_rule(
     *,
     same_rounding: bool,
 ) -> tuple[Rule, str]:
-    """Return the rule of a row, and the reason why it is not stricter.
+    """Return the rule of a row, and the reason why no stricter rule applies.
 
     Args:
-        pairs: pairs of outputs; at least one.
-        other_models: changes of the models that the row drafts with.
-        same_rounding: True if both sides round equally.
+        pairs: pairs of outputs of the row; at least one.
+        other_models: changes of the method's draft models and heads.
+        same_rounding: True if the same program rounds sums equally on both sides.
     """
     label, sampling = pairs[0][1].key.label, pairs[0][1].sampling
     step_difference = (
@@ -330,7 +345,10 @@ def _choose_rule(
 
 
 def _draft_models(base: RowFacts, new: RowFacts) -> list[str]:
-    """Return the models that a method drafts with. If unknown, assume the run's draft model."""
+    """Return the models that a method drafts with.
+
+    If the method's models are unknown on both sides, assume the run's draft model.
+    """
     known = {*(base.models or ()), *(new.models or ())}
     unknown = base.models is None and new.models is None
     return sorted(known | {"draft"} if unknown else known)
@@ -347,7 +365,10 @@ def _head_facts(side: Side, kind: str) -> str:
 
 
 def _timing_dependence(base: Side, new: Side, label: str) -> str | None:
-    """Return why a row's steps may differ on the same machine, or None."""
+    """Return why a method's steps may differ between two runs on one machine.
+
+    None if they cannot.
+    """
     free = [side.rows[label].timing_free for side in (base, new)]
     if False in free:
         return "its steps depend on timing"

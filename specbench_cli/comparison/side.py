@@ -1,4 +1,4 @@
-"""One side of a comparison: a run, or several runs of one program."""
+"""One side of a comparison (BASE or NEW): a run, or several runs of one program version."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from specbench_cli.comparison.compared_output import ComparedOutput, PairKey
 class RowFacts:
     """Facts about a method of a run.
 
-    timing_free: True if steps do not depend on timing; None if unknown.
-    models: models that the method drafts with: "draft" or another model's name, or the kind of a
-        head. None if unknown.
+    timing_free: True if the method's steps do not depend on timing; None if unknown.
+    models: models that the method drafts with: "draft", another model's name, or a kind of head.
+        None if unknown.
     """
 
     label: str
@@ -29,15 +29,15 @@ class RowFacts:
 class Side:
     """BASE or NEW: the data of a run that a comparison needs.
 
-    facts: facts that must be equal (`summary.compatibility`), and the devices of workers.
-    machine: id of the machine.
+    facts: settings and versions of the run (`summary.compatibility`), and the devices of workers.
+        machine: id of the machine.
     rows: facts about each method, by label.
     outputs: outputs of the first run, with all its repeats.
     processes: outputs of every process, for the timing gate. A process is a repeat of one of the
         runs.
     start_times: start time of each process's run; empty if unknown.
     left_out: sentences on runs whose times are not included.
-    prompts: digest of text and token ids, by prompt and turn; empty if not stored.
+    prompts: digest of each prompt's text and token ids, by prompt and turn; empty if not stored.
     status: status of the run ("finished", "running", "interrupted").
     """
 
@@ -60,7 +60,7 @@ _DEFAULT_FACTS = {"grammar": "None", "contrast": "None", "acceptance": "None"}
 
 
 def describe_changed_facts(facts: Iterable[str], base: Side, new: Side) -> list[str]:
-    """Return the facts that both sides have with different values: `seed 0 -> 1`."""
+    """Describe the facts that both sides have with different values, such as `seed 0 -> 1`."""
     was, now = (_DEFAULT_FACTS | dict(side.facts) for side in (base, new))
     return [
         f"{fact} {_format_value(was[fact])} -> {_format_value(now[fact])}"
@@ -70,7 +70,7 @@ def describe_changed_facts(facts: Iterable[str], base: Side, new: Side) -> list[
 
 
 def describe_changed_params(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the parameters of a row that differ: `nodes 16 -> 15`."""
+    """Describe the parameters of a method that differ, such as `nodes 16 -> 15`."""
     return [
         f"{name} {was.get(name, 'absent')} -> {now.get(name, 'absent')}"
         for name in {**was, **now}

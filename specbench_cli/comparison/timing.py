@@ -1,20 +1,23 @@
-"""Timing gate: tests whether a method became slower or faster, by component.
+"""Timing gate: test of whether a method became slower or faster from BASE to NEW.
 
-Each row (a method on a task) has four figures. Each is a ratio of two times of the same process, so
-that a slow phase of the machine affects both:
+A row is a method on a task. Four ratios (figures) of a row are tested. Both times of a ratio come
+from the same process, so that a slow phase of the machine affects both:
 
-    decode          time per token / vanilla's, same prompt
-    verify forward  of the target / vanilla's forward over one token, same prompt
-    draft forward   / verify forward of the same output: they alternate within milliseconds
-    host            time per step / verify forward of the same output
+    decode          decode time per token / vanilla's, for the same prompt
+    verify forward  time of a verify forward / vanilla's forward over one token, same prompt
+    draft forward   time of a draft forward / verify forward of the same output
+    host            host time per step / verify forward of the same output
 
-Vanilla's own figure is its time per token, divided by that of hf:vanilla. It is the only figure
-that shows a slowdown of all methods. Components are compared only if both sides did the same work
-(equal counters). Otherwise the deterministic gate reports the difference.
+Vanilla itself is tested by its time per token, divided by the time per token of hf:vanilla. Only
+this ratio shows a slowdown of all methods.
 
-If the runs of both sides alternated in time, the machine was equally fast for both. Then the time
-of a draft forward is compared directly, by the fastest forwards of each output. This is more stable
-than a ratio.
+The last three figures (components) are compared only for prompts with equal counters on both sides,
+because only then both sides did the same work. Other prompts are reported by the deterministic
+gate.
+
+If the runs of BASE and NEW alternated in time, the machine was equally fast for both. Then the time
+of a draft forward is not divided by another time. The fastest draft forwards of each output are
+compared, because this is more stable.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ VANILLA = f"{BASELINE} / {HF_VANILLA}"
 def estimate_changes(
     scope: Scope, processes: ComparedProcesses, tolerance: float
 ) -> dict[RowKey, tuple[TimeChange, ...]]:
-    """Return the change of each figure of each row. Figures that cannot be judged are omitted.
+    """Return the changes of the ratios of each row. Ratios that cannot be tested are omitted.
 
     Args:
         processes: processes of the two sides.
@@ -88,7 +91,7 @@ def estimate_changes(
 
 
 def explain_unjudged(scope: Scope, processes: ComparedProcesses) -> Iterator[str]:
-    """Yield a sentence for each method whose times are not compared, or not those of all runs."""
+    """Yield a sentence for each row whose times are not compared, or not those of all processes."""
     for row, pairs in scope.pairs.items():
         prompt_turns = _prompt_turns(pairs)
         if reason := _skip_reason(row, prompt_turns, processes) or _describe_excluded(
@@ -102,8 +105,8 @@ def find_significant_changes(
 ) -> tuple[ComparisonFinding, ...]:
     """Return findings for changes that are significant and exceed the tolerance.
 
-    All slower figures of a row are one finding: first the components, then the decode time. A
-    component alone is never reported as faster.
+    All slowdowns of a row are one finding: first the components, then the decode time. A component
+    alone (draft forward, verify forward or host) is never reported as faster.
     """
     by_figure = {change.figure: change for change in changes}
     slower = [
@@ -137,10 +140,10 @@ def find_significant_changes(
 def _is_explained_by_verify(
     change: TimeChange, verify: TimeChange | None, tolerance: float
 ) -> bool:
-    """Return True if a component only seems slower because its divisor became faster.
+    """Return True if a component only seems slower because verify forwards became faster.
 
-    The divisor is the verify forward. Multiplied by its change, the component's own change must be
-    below half of the tolerance.
+    The component's ratio has the verify forward as its divisor. Multiplying the changes of both
+    removes the divisor. The product must be below half of the tolerance.
     """
     if verify is None or change.figure not in (DRAFT, HOST) or not change.relative:
         return False
@@ -148,23 +151,23 @@ def _is_explained_by_verify(
 
 
 def _interval_bounds(low: float, high: float) -> tuple[float, float] | tuple[None, None]:
-    """Return the ends of an interval as ratios, from logarithms; None if it is too wide."""
+    """Convert the ends of an interval from logarithms to ratios. Return None if it is too wide."""
     if not high - low <= math.log(MAX_INTERVAL_RATIO):
         return None, None
     return math.exp(low), math.exp(high)
 
 
 def _prompt_turns(pairs: Sequence[tuple[ComparedOutput, ComparedOutput]]) -> list[PromptTurn]:
-    """Return the prompts and turns of a row, each once over all repeats."""
+    """Return the prompts and turns of a row, each once even if there are several repeats."""
     return list(dict.fromkeys(output.key.prompt_turn for output, _ in pairs))
 
 
 def _skip_reason(
     row: RowKey, prompt_turns: Sequence[PromptTurn], processes: ComparedProcesses
 ) -> str | None:
-    """Return why a row's times are not judged, or None.
+    """Return why a row's times are not tested, or None if they are.
 
-    hf:vanilla has no judged times of its own, because they are part of vanilla's figure.
+    hf:vanilla has no test of its own, because vanilla's test includes its times.
     """
     labels = _reference_label(row.label), row.label
     for label in labels:
@@ -205,7 +208,7 @@ def _describe_excluded(
 
 
 def _reference_label(label: str) -> str:
-    """Return the label of the row whose times divide a row's."""
+    """Return the label of the method whose times are the divisors of a method's times."""
     return HF_VANILLA if label == BASELINE else BASELINE
 
 
@@ -218,7 +221,7 @@ def _build_series(
     pairs: Sequence[tuple[ComparedOutput, ComparedOutput]],
     processes: ComparedProcesses,
 ) -> Iterator[tuple[str, RegressionSeries]]:
-    """Yield the figures of a row."""
+    """Yield the name and the series of each tested ratio of a row."""
     prompt_turns = _prompt_turns(pairs)
     if row.label == BASELINE:
         slowdown = _machine_slowdown(HF_VANILLA, prompt_turns, processes)
@@ -254,7 +257,7 @@ def _figure_series(
     compute: FigureFunction,
     slowdown: float,
 ) -> RegressionSeries:
-    """Return a figure's series: its logarithm for every prompt of every process.
+    """Return a series: the logarithm of a ratio for every prompt and process.
 
     Args:
         slowdown: logarithm of the machine's slowdown between the sides (`_machine_slowdown`).
@@ -277,7 +280,7 @@ def _figure_series(
 def _machine_slowdown(
     label: str, prompt_turns: Sequence[PromptTurn], processes: ComparedProcesses
 ) -> float:
-    """Return the logarithm of the slowdown of a reference method from BASE to NEW."""
+    """Return the logarithm of the slowdown of a reference method (vanilla or hf:vanilla) in NEW."""
     found = []
     for prompt_turn in prompt_turns:
         sides: tuple[list[float], list[float]] = ([], [])
@@ -300,7 +303,10 @@ def _time(output: ComparedOutput, name: str) -> float | None:
 
 
 def _time_per_token(output: ComparedOutput) -> float | None:
-    """Return the time per token including prefill, the only one that peers report."""
+    """Return the total time per token, prefill included.
+
+    Other engines report only this time.
+    """
     return _divide(_time(output, "total"), output.counters.n_tokens)
 
 
@@ -315,7 +321,10 @@ def _relative_time(own: ComparedOutput, other: ComparedOutput) -> float | None:
 
 
 def _relative_decode_time(own: ComparedOutput, other: ComparedOutput) -> float | None:
-    """Return the ratio of decode times, or of total times if one side does not report prefill."""
+    """Return the ratio of decode times per token.
+
+    If a method does not report its decode time, return the ratio of total times per token.
+    """
     relative = _divide(_decode_time_per_token(own), _decode_time_per_token(other))
     return _relative_time(own, other) if relative is None else relative
 

@@ -1,4 +1,4 @@
-"""Trends: figures such as speedup and MAT over all runs in order of time, with change points."""
+"""Trends: metrics such as speedup and MAT over all runs in order of time, with change points."""
 
 from __future__ import annotations
 
@@ -42,11 +42,13 @@ class TrendRun:
 
 @dataclass(frozen=True, slots=True)
 class ChangePoint:
-    """A change of a figure.
+    """A change of a metric between two consecutive runs.
 
-    last, first: runs before and after the change, as indices of `Trends.runs`.
-    before, after: levels (medians).
-    p: p-value; 0 for figures without noise.
+    last: index in `Trends.runs` of the last run before the change.
+    first: index of the first run after the change.
+    before: median of the values since the previous change.
+    after: median of the values until the next change.
+    p: p-value; 0 for metrics without noise.
     params: parameters of the method that changed at the same time, as text.
     """
 
@@ -60,10 +62,10 @@ class ChangePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrendSeries:
-    """A figure of a row over the runs; None for runs without it.
+    """A metric of a row (method on a task) in each run. Values are None for runs without it.
 
-    noisy: True if the figure may differ between runs of the same program. Otherwise every
-    difference is a change.
+    noisy: True if the metric may differ between runs of the same program version. If False, every
+        difference is reported as a change.
     """
 
     key: RowKey
@@ -80,9 +82,10 @@ class TrendSeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trends:
-    """Runs in order of time, and every figure of every row over them.
+    """Runs in order of time, and all metrics of all rows (methods on tasks) over these runs.
 
-    left_out: sentences on runs that are not compatible with the newest, and on unused times.
+    left_out: sentences on runs that are not compatible with the newest run, and on times that are
+        not used.
     level: significance level of the test of one series.
     """
 
@@ -93,9 +96,10 @@ class Trends:
 
 
 def load_trends(sources: Sequence[str]) -> Trends:
-    """Return the trends over the arguments of `specbench compare --over-time`.
+    """Load the runs that `specbench compare --over-time` names, and return their trends.
 
-    Without arguments, take all runs and baselines.
+    Args:
+        sources: runs and baselines. If empty, load all runs and baselines.
 
     Raises:
         UsageError: an argument does not exist, or fewer than two runs are compatible.
@@ -112,13 +116,13 @@ def load_trends(sources: Sequence[str]) -> Trends:
 
 
 def find_trends(sides: Sequence[Side], left_out: Sequence[str] = ()) -> Trends:
-    """Return the trends of the sides that are compatible with the newest one.
+    """Return the trends of the runs (sides) that are compatible with the newest run.
 
     Args:
-        left_out: sentences on what is already left out.
+        left_out: sentences on runs that could not be loaded.
 
     Raises:
-        UsageError: fewer than two sides are compatible.
+        UsageError: fewer than two runs are compatible.
     """
     compatible, excluded = _select_compatible(sides)
     if len(compatible) < 2:
@@ -171,10 +175,11 @@ def _find_sources() -> list[Path]:
 
 
 def _select_compatible(sides: Sequence[Side]) -> tuple[list[Side], list[str]]:
-    """Return the finished sides with the newest one's facts, and why the others are excluded.
+    """Return the finished runs that are compatible with the newest, and why the others are
+    excluded.
 
-    The program may differ. Sides are in order of time. A baseline of a run that is also present
-    counts as that run.
+    Runs are compatible if their facts are equal, except facts about the program version. The result
+    is in order of time. If a run and its baseline are both present, only one is returned.
     """
     excluded = [f"{side.name} is {side.status}" for side in sides if side.status != "finished"]
     ordered = sorted(
@@ -196,14 +201,21 @@ def _select_compatible(sides: Sequence[Side]) -> tuple[list[Side], list[str]]:
 
 
 def _list_rows(sides: Sequence[Side]) -> list[RowKey]:
-    """Return all rows: by task, then in the newest run's order; rows that it lacks are last."""
+    """Return all rows, sorted by task and then in the order of the newest run's methods.
+
+    Methods that the newest run lacks come last.
+    """
     place = {label: i for i, label in enumerate(sides[-1].rows)}
     keys = dict.fromkeys(output.row for side in sides for output in side.outputs.values())
     return sorted(keys, key=lambda key: (key.task, place.get(key.label, len(place))))
 
 
 def _is_noisy(figure: str, label: str, sides: Iterable[Side]) -> bool:
-    """Return True if a figure may differ between runs of the same program. Bad outputs never do."""
+    """Return True if a metric may differ between runs of the same program version.
+
+    The speedup may differ, the number of bad outputs may not. Other metrics may differ if a
+    method's steps depend on timing.
+    """
     if figure in (SPEEDUP, BAD):
         return figure == SPEEDUP
     return not all(side.rows[label].timing_free for side in sides if label in side.rows)
@@ -228,13 +240,16 @@ def _find_changes(
 
 
 def _changed_params(label: str, before: Side, after: Side) -> tuple[str, ...]:
-    """Return the parameters of a row that differ between two runs."""
+    """Return the parameters of a method that differ between two runs."""
     was, now = (side.rows[label].params if label in side.rows else {} for side in (before, after))
     return tuple(describe_changed_params(was, now))
 
 
 def _speedup(side: Side, key: RowKey) -> float | None:
-    """Return the decode speedup over vanilla, paired by prompt and repeat, over all processes."""
+    """Return the decode speedup of a row over vanilla, from all processes of a side.
+
+    Outputs are paired with vanilla's by prompt and repeat.
+    """
     if side.noisy:
         return None
     vanilla_time = own_time = 0.0
@@ -256,7 +271,7 @@ def _speedup(side: Side, key: RowKey) -> float | None:
 
 
 def _pair_key(key: PairKey) -> tuple[str, int, int, int]:
-    """Return the part of a key that a method's output and vanilla's share."""
+    """Return the part of an output's key that is equal for vanilla's output of the same prompt."""
     return key.prompt_id, key.turn, key.pass_, key.seed
 
 
@@ -271,7 +286,7 @@ def _decode_time(output: ComparedOutput | None) -> tuple[int, int] | None:
 def _make_ratio(
     counts: Callable[[ComparedOutput], tuple[int | None, int | None]],
 ) -> Callable[[Side, RowKey], float | None]:
-    """Return a function for a ratio of sums over a row's outputs.
+    """Return a function that computes a ratio of two sums over a row's outputs.
 
     The ratio is None if a count is unknown or the divisor is 0.
     """
@@ -287,7 +302,7 @@ def _make_ratio(
 
 
 def _outputs(side: Side, key: RowKey) -> list[ComparedOutput]:
-    """Return a row's outputs without the failed ones."""
+    """Return the outputs of a row that did not fail."""
     return [
         output for output in side.outputs.values() if output.row == key and output.error is None
     ]

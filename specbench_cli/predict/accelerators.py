@@ -1,17 +1,20 @@
 """Time of forwards on an accelerator that this machine does not have, by a roofline model.
 
 Roofline (Williams, Waterman, Patterson, 2009, doi:10.1145/1498765.1498785): an operation takes the
-longer of two times: its bytes at the memory bandwidth, or its arithmetic at peak FLOPS. A forward
-is three operations in sequence: products with the layers' weights, attention, and the output
-matrix. Other work takes no time, except `overhead`, which is added to every forward. Kernels reach
-neither peak, so the times are lower bounds. Ratios of two modelled times are more accurate.
+longer of two times: the time to read its bytes at the memory bandwidth, and the time of its
+arithmetic at peak FLOPS. A forward is three operations in sequence: products with the layers'
+weights, attention, and the output matrix. Other work takes no time, except `overhead`, which is
+added to every forward. Real kernels reach neither the peak bandwidth nor the peak FLOPS, so the
+modelled times are lower bounds. Ratios of two modelled times are more accurate.
 
-In a mixture of experts, only the experts that a row uses are read. If each of r rows chooses k of E
-experts uniformly, these are E (1 - (1 - k/E)^r) experts on average.
+A row is one token of a forward. In a mixture of experts, only the experts that some row uses are
+read. If each of r rows chooses k of E experts uniformly, E (1 - (1 - k/E)^r) experts are read on
+average.
 
-Devices in tensor parallel share weights, arithmetic and state evenly; a device holds the keys and
-values of at least one head. They sum both outputs of every layer: each time a device sends
-2 (D - 1) / D times the rows' bytes (ring all-reduce), without overlap.
+With tensor parallelism, D devices share weights, arithmetic and KV cache evenly. Each device has
+the keys and values of at least one head. An all-reduce sums the attention output and the MLP output
+of every layer. For each sum, a device sends 2 (D - 1) / D times the rows' bytes (ring all-reduce).
+Communication does not overlap with computation.
 """
 
 from __future__ import annotations
@@ -76,13 +79,13 @@ class Accelerator(BaseModel):
 
 @cache
 def load_accelerators() -> dict[str, Accelerator]:
-    """Return the entries by name."""
+    """Return the accelerators in devices.yaml, by name."""
     entries = yaml.safe_load(HARDWARE.read_text(encoding="utf-8"))
     return {name: Accelerator.model_validate(entry) for name, entry in entries.items()}
 
 
 def distinct_experts(experts: float, chosen: float, rows: float) -> float:
-    """Return the mean number of experts that at least one of the rows uses.
+    """Return the mean number of experts that at least one row (token) uses.
 
     Args:
         experts: number of experts.
@@ -99,13 +102,13 @@ class Roofline:
 
     Attributes:
         hardware: name of the devices on the command line.
-        accelerator: one device.
+        accelerator: peak values of one device.
         devices: number of devices in tensor parallel.
         names, shapes: names and shapes of the models, by role.
-        dtype: dtype of weights, state and arithmetic.
-        batch: number of sequences in a forward. Each has as many new rows as in the trace.
-        context: number of rows in the KV cache before every forward. None: as in the trace.
-        overhead: additional time of every forward, in ns.
+        dtype: dtype of weights, KV cache and arithmetic.
+        batch: number of sequences in a forward. Each has as many new rows as in the trace. context:
+            number of rows in the KV cache before every forward. None: as in the trace. overhead:
+            additional time of every forward, in ns.
         factors: name of an input (see `INPUTS`) -> factor. Used to compute sensitivities.
     """
 
@@ -177,7 +180,7 @@ class Roofline:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The inputs in `INPUTS` that affect this model."""
+        """The inputs in `INPUTS` that influence the modelled times."""
         mixed = any(each.experts > 1 for each in self.shapes.values())
         there = {
             "link": self.devices > 1,
@@ -190,7 +193,7 @@ class Roofline:
     def forward_ns(
         self, role: str, new: float, context: float, *, logits: float | None = None
     ) -> float:
-        """Return the time in ns of a forward over `new` rows per sequence after `context` rows.
+        """Return the time in ns of a forward over `new` tokens (rows) of each sequence.
 
         Args:
             role: "target" or "draft".
@@ -235,7 +238,8 @@ class Roofline:
     def _state_bytes(self, of: ModelShape, rows: float) -> float:
         """Return the bytes of some rows of a KV cache, summed over all devices.
 
-        With more devices than key-value heads, several devices store a copy of the same head.
+        If there are more devices than key-value heads, several devices store copies of the same
+        head.
         """
         return (
             rows
@@ -246,7 +250,7 @@ class Roofline:
         )
 
     def _all_reduce_ns(self, nbytes: float, layers: int) -> float:
-        """Return the time in ns of the all-reduces of every layer's two outputs."""
+        """Return the time in ns of the all-reduces in all layers. Each layer has two."""
         link = self.accelerator.link
         if self.devices == 1 or link is None:
             return 0.0
@@ -254,10 +258,10 @@ class Roofline:
         return 1e9 * 2 * layers * sent / (link * self._factor("link"))
 
     def memory_use(self, rows: int) -> dict[str, int]:
-        """Return the bytes of weights and states, summed over all devices, by content.
+        """Return the bytes of weights and of KV caches, summed over all devices.
 
         Args:
-            rows: number of rows of each sequence.
+            rows: number of rows (tokens) of each sequence.
         """
         size, found = BYTES[self.dtype], {}
         for role, of in self.shapes.items():
@@ -296,7 +300,7 @@ class Roofline:
             models: facts about the models of the recorded run, by role. The table needs their
                 numbers of layers to replay traces.
             together: maximum number of sequences in a continuous batch (`Costs.batch`).
-            mean: mean number of rows in the KV cache of these sequences.
+            mean: mean number of rows in the KV caches of the sequences.
         """
         beside = {
             role: self._operation_ns(self._state_bytes(of, mean), 0.0)

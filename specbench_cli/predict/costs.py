@@ -12,18 +12,19 @@ from specbench_cli.measure.costs import Costs
 
 
 class TableCosts:
-    """Cost function for the time of a forward, without the host's work.
+    """Cost function: returns the time of a forward, without the host's work, from a table.
 
-    A forward over several sequences costs the same as one over that many rows after their mean
-    context. A joint prefill of several prompts costs the sum of their prefills. A forward through
-    part of a model costs its share.
+    A forward over several sequences costs as much as one over the same number of rows (tokens) of
+    one sequence, after the mean context of the sequences. A joint prefill of several prompts costs
+    the sum of the single prefills. A forward through some layers of a model costs their share of
+    the whole forward.
     """
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
 
     def __call__(self, work: ForwardWork) -> float:
-        """Return nanoseconds."""
+        """Return the time of a forward in ns."""
         curve = self.costs.curves[work.model]
         if all(each.prompt for each in work.rows):
             return work.share * sum(curve.prefill_ns(each.new) for each in work.rows)
@@ -37,7 +38,7 @@ class TableCosts:
 
 
 class BatchCosts:
-    """Cost function for the time of a forward in a batch, including the host's work.
+    """Cost function: returns the time of a forward in a batch, including the host's work.
 
     The probe of batches (`BatchCost`) measures the cost of each further sequence and of the host.
     If no batches were probed, further sequences add nothing, and the host's work is that of single
@@ -45,7 +46,7 @@ class BatchCosts:
 
     Attributes:
         forwards: number of calls so far, without prefills.
-        extrapolated: number of these outside the range of the table.
+        extrapolated: number of these calls whose forward is outside the range of the table.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -54,7 +55,7 @@ class BatchCosts:
         self._table = TableCosts(costs)
 
     def __call__(self, work: ForwardWork) -> float:
-        """Return nanoseconds."""
+        """Return the time of a forward in ns, the host's work included."""
         if all(each.prompt for each in work.rows):
             return self._table(work)
         self.forwards += 1
@@ -81,7 +82,7 @@ class BatchCosts:
 
 
 def _totals(rows: Sequence[SequenceRows]) -> tuple[int, float]:
-    """Return the number of new rows, and the mean number of rows before each of them."""
+    """Return the number of new rows of all sequences, and the mean context before a new row."""
     if len(rows) == 1:
         return rows[0].new, rows[0].before
     new = sum(each.new for each in rows)

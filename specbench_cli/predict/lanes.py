@@ -44,7 +44,7 @@ class WorkerLanes:
 
     @cached_property
     def workers(self) -> dict[int, str]:
-        """Worker -> the models that it ran."""
+        """Worker -> names of the models that it ran."""
         found: dict[int, list[str]] = {}
         for span in self.spans:
             found.setdefault(span.worker, []).append(span.model)
@@ -52,14 +52,14 @@ class WorkerLanes:
 
     @cached_property
     def decoding(self) -> tuple[RecordedForward, ...]:
-        """Forwards after prefill."""
+        """Forwards after the prefill."""
         return tuple(
             span for span in self.spans if span.role != "prefill" and span.start >= self.prefill
         )
 
 
 def make_lanes(record: Record) -> WorkerLanes:
-    """Return the lanes of a record."""
+    """Return the timeline of the output of a record."""
     recording = RecordedForwards.from_trace(record.forwards or Trace())
     spans = sorted(recording.forwards, key=lambda span: (span.start, span.worker))
     prefill = record.ns.prefill
@@ -79,7 +79,7 @@ def make_lanes(record: Record) -> WorkerLanes:
 
 
 def _steps(record: Record, spans: list[RecordedForward], prefill: int) -> list[StepSpan]:
-    """Return the steps. Each ends with the end of a verification.
+    """Return the steps of an output. Each step ends with the end of a verification.
 
     If there are more verifications than steps, they are distributed evenly over the steps. If there
     are fewer, the list is empty.

@@ -36,9 +36,9 @@ class SimulatedLoad:
     """Simulated requests of a method under one load.
 
     label: label of the method.
-    load: arrivals, as typed.
-    passes: for each cost table, the requests' arrivals, first tokens and last tokens, in seconds,
-        and their numbers of tokens.
+    load: option `--load` (arrival times), as typed.
+    passes: one simulation per cost table. It has the times of each request's arrival, first token
+        and last token, in seconds, and the request's number of tokens.
     """
 
     label: str
@@ -58,9 +58,9 @@ def simulate_load(
     """Simulate the methods of a run under several loads.
 
     Args:
-        records, prompts, manifest: of the run.
-        costs: costs of several probes of one machine, each of which gives a repeat. Policies use
-            the first one.
+        records, prompts, manifest: data of the recorded run.
+        costs: cost tables from several probes of one machine. Each table gives one repeat. Methods
+            that choose draft lengths by costs use the first table.
         loads: arrivals to simulate.
         size: maximum number of sequences in a step.
         chunk: maximum number of prompt tokens in a step.

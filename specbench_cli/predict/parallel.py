@@ -1,7 +1,7 @@
 """Modelled time of a method with several workers if each had its own device.
 
-The times are modelled, not measured. They are always labelled so, and never ranked with measured
-ones. A record's trace is replayed with full overlap:
+The times are modelled, not measured. Reports always label them as modelled, and never rank them
+with measured times. A record's trace is replayed with full overlap:
 
 1. A worker repeats its forwards, sends and reads in the measured order.
 2. A forward starts when its worker is free and has read the same messages as before. A message
@@ -9,8 +9,8 @@ ones. A record's trace is replayed with full overlap:
 3. A forward takes the median time of the same forward (model, tokens, layers, share) in the run's
    methods with one worker, which had the whole machine. If they have no such forward, it takes its
    measured time.
-4. Host work is per worker: the median measured gap before its forwards and before its messages.
-   The latency is the median over messages whose reader was only waiting for them.
+4. Host work is per worker: the median measured gap before its forwards and before its messages. The
+   latency is the median over messages whose reader was only waiting for them.
 
 Decoding starts with all workers free and ends with the last forward whose result was used.
 """
@@ -40,13 +40,16 @@ Kind = tuple[str, int, tuple[int, int], float]
 
 @dataclass(frozen=True, slots=True)
 class ModelledRow:
-    """Modelled decode time of a method with several workers, over outputs that vanilla has too.
+    """Modelled decode time of a method with several workers.
+
+    All numbers are over the outputs that vanilla has, too.
 
     devices: number of devices, one per worker.
     outputs: number of outputs.
     measured, modelled: sum of decode times in ns.
-    speedup: vanilla's measured decode time, scaled to the method's tokens, over the modelled one.
-    own: share of forwards that no method with one worker has. They take their measured time.
+    speedup: vanilla's measured decode time, scaled to the method's tokens, divided by `modelled`.
+    own: share of the forwards whose kind occurs in no method with one worker. Their measured time
+        is used.
     """
 
     label: str
@@ -81,7 +84,9 @@ COLUMNS: tuple[Column[ModelledRow], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class MedianCosts:
-    """Cost function: the median time of the same kind of forward, else the forward's own time.
+    """Cost function: returns the median time of a kind of forward.
+
+    If the kind has no median, it returns the measured time of the forward.
 
     medians: median time in ns of each kind, in methods with one worker.
     """
@@ -89,7 +94,7 @@ class MedianCosts:
     medians: Mapping[Kind, float]
 
     def __call__(self, forward: RecordedForward) -> float:
-        """Return nanoseconds."""
+        """Return the time of a forward in ns."""
         took = forward.end - forward.start
         expected = self.medians.get(_kind(forward), took)
         return (
@@ -126,7 +131,7 @@ def median_gaps(recordings: Iterable[RecordedForwards]) -> HostGaps:
 
 
 def modelled_rows(records: Iterable[Record]) -> list[ModelledRow]:
-    """Return the rows of a run's methods with several workers, in the order of the records.
+    """Return the modelled results of a run's methods with several workers, in recorded order.
 
     The list is empty if there is no such method, or if vanilla has no times.
     """
@@ -151,9 +156,10 @@ def modelled_rows(records: Iterable[Record]) -> list[ModelledRow]:
 
 
 def _forward_durations(trace: Trace, prefill: int) -> Iterator[tuple[Kind, int]]:
-    """Yield the kind and duration in ns of forwards after prefill.
+    """Yield the kind and duration in ns of each forward after prefill.
 
-    It reads the columns directly, because constructing `RecordedForwards` for a whole run is slow.
+    The function reads the columns of the trace directly, because constructing `RecordedForwards`
+    for a whole run is slow.
     """
     kinds = trace.kinds
     columns = zip(trace.kind, trace.n_tokens, trace.t0_ns, trace.t1_ns, strict=True)

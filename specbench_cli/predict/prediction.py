@@ -6,11 +6,12 @@ Every step adds the time of the host's work.
 
 - Trees: a step with more drafted tokens than levels drafted a tree. Its verification has the probed
   cost of trees.
-- Warm weights: a target forward directly after another one finds the weights in the CPU caches.
-- Host work: that of the method if it was probed by name, else that of a draft model with chains or
-  trees (`Costs.hosts`).
+- Warm weights: a target forward directly after another one finds the weights in the CPU caches. -
+  Host work: taken from the method's own probe. Without one, it is taken from the probe of a draft
+  model with chains or trees (`Costs.hosts`).
 - Several probes: if the machine was probed several times, times are means over the probes.
-- Several workers: only the busiest worker counts, as if the others overlapped perfectly.
+- Several workers: only the busiest worker counts, as if the work of the other workers overlapped
+  perfectly.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class PredictedOutput:
 
     measured: decode time in ns; None if it is noisy.
     predicted: times predicted with this machine's costs.
-    elsewhere: times predicted with another machine's costs; None if there are none.
+    elsewhere: times predicted with another machine's costs; None if no such costs are used.
     """
 
     label: str
@@ -66,13 +67,13 @@ class PredictedOutput:
 class TaskPrediction:
     """Decode times of a method on a task, in ns, summed over outputs.
 
-    measured, predicted: over the outputs with times.
+    measured, predicted: sums over the outputs with measured times.
     void: number of outputs without times (noisy).
     predicted_void: predicted time of the outputs without times.
-    elsewhere: predicted with the other machine's costs, over all outputs.
+    elsewhere: time predicted with another machine's costs, over all outputs.
     efficiency: predicted / measured.
     error: efficiency - 1.
-    cell_error: median absolute error over outputs.
+    cell_error: median absolute value of the relative error over outputs.
     extrapolated: share of forwards outside the range that the probe measured.
     """
 
@@ -157,7 +158,7 @@ def predict(
 
 
 def _mean(found: Sequence[PredictedTime]) -> PredictedTime:
-    """Return the mean of several predictions of one output."""
+    """Return the mean of the predictions of one output from several probes."""
     prefill, decode = (mean(getattr(each, of) for each in found) for of in ("prefill", "decode"))
     return replace(found[0], prefill=prefill, decode=decode)
 
@@ -166,7 +167,7 @@ def predict_output(trace: Trace, steps: Steps, costs: Costs, method: str = "") -
     """Predict the times of one output from its trace and the measured costs of a machine.
 
     Args:
-        method: name of the method, to find its own host costs.
+        method: name of the method, used to find host costs that were probed for it.
     """
     table = TableCosts(costs)
     n_layers = {model: facts.get("n_layers") for model, facts in costs.models.items()}
@@ -189,10 +190,10 @@ def predict_output(trace: Trace, steps: Steps, costs: Costs, method: str = "") -
 
 
 def _host_kind(trace: Trace, trees: bool, costs: Costs) -> str:
-    """Return the key in `Costs.hosts` for a method without host costs of its own.
+    """Return the key in `Costs.hosts` of the host costs of a method that was not probed itself.
 
-    The key is that of draft trees, or the name of the drafting model in older files. "" stands for
-    `Costs.host`, the host costs of chains.
+    The key is "" for chains (`Costs.host`). For trees, it is the key of draft trees, or the name of
+    the draft model in older files.
     """
     drafting = {kind.model for kind in trace.kinds} - {"target"}
     lines = sorted(drafting & costs.hosts.keys() - (set() if trees else {"draft"}))
@@ -202,7 +203,7 @@ def _host_kind(trace: Trace, trees: bool, costs: Costs) -> str:
 def _unpredictable_reason(
     record: Record, manifest: Mapping[str, Any], costs: Sequence[Costs], against: Costs | None
 ) -> str | None:
-    """Return why a record cannot be replayed and the command that helps; None if it can."""
+    """Return why a record cannot be replayed and the command that helps. None if it can be."""
     if record.error is not None:
         return "failed"
     if record.forwards is None or record.steps is None:
@@ -263,7 +264,7 @@ def _row(label: str, task: str, outputs: Sequence[PredictedOutput]) -> TaskPredi
 def _sort_rows(
     planned: Iterable[str], outputs: Mapping[tuple[str, str], Sequence[PredictedOutput]], part: int
 ) -> list[str]:
-    """Return the names with outputs: first those in the manifest, in its order, then others."""
+    """Return the names that have outputs: names in the manifest first, in its order."""
     met = dict.fromkeys(key[part] for key in outputs)
     return [name for name in dict.fromkeys((*planned, *met)) if name in met]
 

@@ -26,8 +26,8 @@ from specbench_cli.store.schema import Steps, Trace
 class RecordedForward(ForwardWork):
     """A forward of a trace, with its measured times in ns from the start of the timer.
 
-    n_tokens: number of new tokens of each sequence in its batch.
-    used: False if it was cancelled.
+    n_tokens: number of new tokens of each sequence in the forward's batch.
+    used: False if the forward was cancelled.
     """
 
     worker: int
@@ -59,7 +59,7 @@ that the worker sends or reads."""
 class RecordedForwards:
     """Forwards and messages of one output, in the recorded order.
 
-    since: start of decoding in ns.
+    since: start of decoding (end of prefill) in ns.
     """
 
     forwards: tuple[RecordedForward, ...]
@@ -91,7 +91,7 @@ class RecordedForwards:
 
     @property
     def prefill(self) -> list[RecordedForward]:
-        """Forwards over the prompt."""
+        """Forwards that process the prompt."""
         return [each for each in self.forwards if each.role == "prefill"]
 
     @property
@@ -135,7 +135,7 @@ NO_WAITING = HostGaps(latency=-inf)
 class Timeline:
     """End times of replayed decoding, in ns from its start.
 
-    workers: worker -> end of its last forward or message.
+    workers: worker -> end time of the worker's last forward or message.
     last_used: end of the last forward whose result was used.
     """
 
@@ -144,7 +144,7 @@ class Timeline:
 
     @property
     def busiest(self) -> float:
-        """End of the worker that ended last; 0 if there were no events."""
+        """End time of the worker that ended last; 0 if there were no events."""
         return max(self.workers.values(), default=0.0)
 
 
@@ -153,7 +153,7 @@ def replay(
     cost: Callable[[RecordedForward], float],
     gaps: HostGaps = NO_WAITING,
 ) -> Timeline:
-    """Decode a recorded output again, at other costs.
+    """Replay a recorded output with other forward times.
 
     Each worker repeats its actions in the recorded order, as soon as it is free. It reads a message
     no earlier than one latency after the send.
@@ -181,7 +181,8 @@ def replay(
 def _forwards(
     trace: Trace, steps: Steps, n_layers: Mapping[str, int | None]
 ) -> Iterator[RecordedForward]:
-    """Yield the forwards of a trace, each with the number of rows in its model's state before it.
+    """Yield the forwards of a trace, each with the number of rows in the model's KV cache before
+    it.
 
     A prefill adds the prompt's rows, and a forward adds its own rows. After the verification that
     ends a step, all models drop the rows of rejected tokens. The i-th verification belongs to the
@@ -240,5 +241,5 @@ def _forwards(
 
 
 def find_tree_steps(steps: Steps) -> list[bool]:
-    """Return for each step whether it drafted a tree: more tokens than levels."""
+    """Return for each step whether it drafted a tree. A tree has more tokens than levels."""
     return [nodes > levels for nodes, levels in zip(steps.nodes, steps.levels, strict=True)]

@@ -2,8 +2,8 @@
 
 The recorded run provides the tokens of each forward, the accepted tokens and the output lengths. So
 acceptance is that of the run's models, but times are those of the modelled shapes. In a batch, all
-sequences are assumed to equal the recorded one. The module also computes how sensitive a speedup is
-to each input of the model.
+sequences are assumed to be copies of the recorded sequence. The module also computes how sensitive
+a speedup is to each input of the model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ Times = dict[str, dict[OutputTurn, float]]
 
 @dataclass(frozen=True, slots=True)
 class ChangedInput:
-    """Relative change of a speedup if an input is 10% smaller (less) or 10% larger (more)."""
+    """Relative change of a speedup if an input of the model changes.
+
+    `less` is the change if the input is 10% smaller, and `more` if it is 10% larger.
+    """
 
     less: float
     more: float
@@ -43,9 +46,9 @@ class RooflineRow:
     ns: sum of their modelled decode times.
     tokens_per_s: tokens per second of all sequences of the batch.
     speedup: vanilla's modelled time for the same tokens over the method's; None without vanilla.
-    per_device: speedup per device.
+        per_device: speedup per device.
     measured: measured speedup of the same outputs on the run's machine.
-    sensitivity: input -> change of the speedup.
+    sensitivity: input of the model -> change of the speedup.
     """
 
     label: str
@@ -60,9 +63,9 @@ class RooflineRow:
 
 @dataclass(frozen=True, slots=True)
 class RooflineReplay:
-    """Rows in the order of the run.
+    """Modelled results of a run's methods, in the order of the run.
 
-    missing: label -> reason for methods without a row.
+    missing: label -> reason for methods without a result.
     """
 
     rows: tuple[RooflineRow, ...]
@@ -149,7 +152,9 @@ def _missing_reason(record: Record, roofline: Roofline) -> str | None:
 
 
 def _length(record: Record, roofline: Roofline) -> int:
-    """Return the number of rows at the end of an output, prompt included."""
+    """Return the number of rows (tokens) in the KV cache at the end of an output, with
+    the prompt.
+    """
     trace, new = record.forwards, record.n_tokens or 0
     assert trace is not None
     prompt = sum(
@@ -165,7 +170,9 @@ def _times(
     models: Mapping[str, Mapping[str, Any]],
     rooflines: Sequence[Roofline],
 ) -> list[Times]:
-    """Return the decode times of the outputs for each roofline. The host's work takes no time."""
+    """Return the decode times of the outputs for each roofline. Host work is assumed to take no
+    time.
+    """
     n_layers = {role: facts.get("n_layers") for role, facts in models.items()}
     costs = [TableCosts(each.make_cost_table(models)) for each in rooflines]
     found: list[Times] = [{label: {} for label in kept} for _ in rooflines]
@@ -183,7 +190,11 @@ def _times(
 def _speedups(
     kept: Mapping[str, Mapping[OutputTurn, Record]], times: Mapping[str, Mapping[OutputTurn, float]]
 ) -> dict[str, float]:
-    """Return the speedups over vanilla, on outputs that both have, scaled to equal token counts."""
+    """Return the speedups over vanilla.
+
+    Only outputs that both the method and vanilla have are used. Times are scaled to equal numbers
+    of tokens.
+    """
     plain = kept.get(BASELINE, {})
     found = {}
     for label, own in kept.items():

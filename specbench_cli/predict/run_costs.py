@@ -80,7 +80,9 @@ def check_models(costs: Costs, run: RunDir) -> Costs:
 
 
 def find_difference(costs: Costs, run: RunDir) -> str | None:
-    """Return how the costs differ from the run; None if machine and set-up are the same."""
+    """Return how the machine and set-up of the costs differ from the run's; None if
+    they are equal.
+    """
     if costs.machine.get("id") != run.manifest.get("machine", {}).get("id"):
         return "another machine than the run was made on"
     setup = _setup(run)

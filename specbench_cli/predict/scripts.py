@@ -1,9 +1,9 @@
 """Simulated decoding of recorded requests: the real engine and methods, with scripted models.
 
-A script replaces the models of a request (`engine.simulation`): the target's output is the recorded
-one. The draft model predicts accepted tokens correctly and rejected tokens wrongly. Whether it
-predicts a token that was not tested is drawn at random, with the acceptance rate of the output.
-The engine chooses batches and draft lengths as in a real run, so forwards may come in another order
+A script replaces the models of a request (`engine.simulation`): the target generates the recorded
+output. The draft model predicts accepted tokens correctly and rejected tokens wrongly. Whether it
+predicts a token that was not tested is drawn at random, with the acceptance rate of the output. The
+engine chooses batches and draft lengths as in a real run, so forwards may come in another order
 than recorded.
 """
 
@@ -35,7 +35,7 @@ PromptIds = dict[tuple[str, int], tuple[int, ...]]
 class RequestTimeline(NamedTuple):
     """A simulated request.
 
-    first, last: time of the first and last token, in ns from the start.
+    first, last: time of the first and last token, in ns from the start of the simulation.
     tokens: number of output tokens.
     steps: number of steps, prefill included.
     """
@@ -132,9 +132,9 @@ def make_scripts(
 
 
 def _predicted_flags(origin: Sequence[str], prompt_id: str) -> tuple[bool, ...]:
-    """Return, for each token, True if the draft model predicts it.
+    """Return, for each token, True if the draft model predicts the token.
 
-    The values are recorded for tested tokens, and drawn at random for the others.
+    The values are recorded for tokens that were tested. For other tokens, they are drawn at random.
     """
     accepted, rejected = origin.count("accepted"), origin.count("recovered")
     chance = accepted / (accepted + rejected) if accepted + rejected else 0.0
@@ -154,13 +154,13 @@ def replay_scripts(
     chunk: int | None = None,
     arrivals: Sequence[float] = (),
 ) -> list[RequestTimeline]:
-    """Decode requests again with a method, at other costs.
+    """Decode recorded requests again with a method and other forward times.
 
     Args:
         cost: returns the time of a forward in ns, the host's work included.
         policy: costs that the method uses to choose draft lengths.
         size: maximum number of sequences in a step.
-        chunk: maximum number of prompt tokens in such a step.
+        chunk: maximum number of prompt tokens in a step.
         arrivals: arrival times in seconds. Empty: all requests arrive at the start.
     """
     from specbench_cli.engine.simulation import simulate

@@ -39,11 +39,11 @@ class ModelledSetting:
     """Modelled result of a method with other parameters.
 
     label: label of the setting.
-    of: label of the recorded method that provides the acceptance.
+    of: label of the recorded method whose accepted tokens are used.
     outputs: number of outputs.
     mat: tokens per verification.
     decode: decode time in ns, summed over outputs.
-    vanilla: the same for plain decoding.
+    vanilla: decode time in ns of plain decoding of the same outputs, modelled.
     measured: measured decode time of the run's method with this label. None if there is no such
         method, or if some of its outputs have no time.
     acceptance: accepted / tested tokens of the recorded method.
@@ -62,25 +62,25 @@ class ModelledSetting:
 
     @property
     def speedup(self) -> float:
-        """Speedup over plain decoding, both modelled."""
+        """Speedup over plain decoding. Both times are modelled."""
         return self.vanilla / self.decode
 
     @property
     def break_even(self) -> float | None:
-        """Acceptance rate at which it would be as fast as plain decoding.
+        """Acceptance rate at which the method would be as fast as plain decoding.
 
-        None if the draft length varies, or if it is slower even if every token is accepted.
+        None if the draft length varies, or if the method is slower even if every token is accepted.
         """
         return None if self.length is None else break_even(self.mat / self.speedup, self.length)
 
     @property
     def error(self) -> float | None:
-        """Relative error: modelled / measured - 1."""
+        """Relative error of the modelled decode time: modelled / measured - 1."""
         return None if not self.measured else self.decode / self.measured - 1
 
 
 def mean_settings(probes: Sequence[Sequence[ModelledSetting]]) -> list[ModelledSetting]:
-    """Return the mean times of the same settings over several probes of a machine."""
+    """Return each setting with the means of its times over several probes of a machine."""
     return [
         replace(
             each[0],
@@ -92,10 +92,9 @@ def mean_settings(probes: Sequence[Sequence[ModelledSetting]]) -> list[ModelledS
 
 
 def break_even(mat: float, length: int) -> float | None:
-    """Return the acceptance rate at which drafts of `length` reach a MAT, or None if none does.
+    """Return the acceptance rate at which drafts of `length` tokens reach a MAT, or None.
 
-    The acceptance rate is assumed to be the same at every position
-    (`load_aware.expected_tokens`).
+    The acceptance rate is assumed to be the same at every position (`load_aware.expected_tokens`).
     """
     from specbench_cli.engine.drafting.load_aware import expected_tokens
 
@@ -119,7 +118,7 @@ def simulate_settings(
     """Simulate a run's methods with other parameters, at the acceptance of a recorded method.
 
     Args:
-        records, prompts, manifest: of the run.
+        records, prompts, manifest: data of the recorded run.
         costs: costs of a forward, and of the host's step for one sequence.
         swept: method -> parameter -> values. Every combination is a setting.
         row: label of the recorded method. None takes, for each method, the label with the most
@@ -172,9 +171,9 @@ def simulate_settings(
 def _simulate_decoding(
     method: Method, scripts: Sequence[ScriptedRequest], costs: BatchCosts, policy: Any
 ) -> tuple[float, float]:
-    """Return the decode time of all outputs in ns, and tokens per verification."""
+    """Return the decode time of all outputs in ns, and the number of tokens per verification."""
     found = replay_scripts(method, scripts, costs, policy=policy)
-    # Subtract prefill: it generates the first token, and counts as a step.
+    # Subtract the prefill, which counts as a step and generates the first token.
     tokens, steps = (sum(getattr(each, of) - 1 for each in found) for of in ("tokens", "steps"))
     decode = float(sum(each.last - each.first for each in found))
     return decode, tokens / max(1, steps)
@@ -200,7 +199,10 @@ def _acceptance(records: Sequence[Record]) -> float:
 
 
 def _length(method: Method) -> int | None:
-    """Return the draft length of a method with a draft model; None if steps choose their own."""
+    """Return the draft length of a method with a draft model.
+
+    None if the draft length varies from step to step.
+    """
     length = getattr(method.params, "length", None) if "draft" in method.requirements else None
     return length if isinstance(length, int) else None
 

@@ -30,7 +30,7 @@ class ClaimComparison:
     """A claim of a paper, with the result of the claimed method in this run.
 
     Attributes:
-        row: Best result of the method.
+        row: Best result of the method in this run.
         run_setup: Models, tasks and device of this run.
     """
 
@@ -68,7 +68,9 @@ METHOD, CLAIMED, SET_UP, SOURCE, MEASURED, HERE = COLUMNS = (
 
 
 def compare_claims(summary: Summary, facts: Facts) -> list[ClaimComparison]:
-    """Return the claims about the measured methods, each with the method's best result."""
+    """Return the claims about the measured methods, each with the method's best result
+    in this run.
+    """
     best: dict[str, MethodSummary] = {}
     for row in summary.rows:
         current, is_ranked = best.get(row.method), not (row.upper_bound or row.control)

@@ -120,13 +120,13 @@ def report(
 
 
 def _table_section(table: Grid, lines: Sequence[str] = ()) -> Section:
-    """Return a section with a table, its note above it, and a list of further lines below it."""
+    """Return a section with a table, the table's note above it, and a list of lines below it."""
     bullets = [Bullets(lines)] if lines else []
     return Section(table.caption, [Paragraph(table.note), table, *bullets])
 
 
 def _list_section(table: Grid) -> Section:
-    """Return a section with a table of outputs. A note tells how many are not listed."""
+    """Return a section with a table of outputs. A note gives the number of outputs left out."""
     more = [Paragraph(table.note)] if table.note else []
     return Section(table.caption, [table, *more])
 
@@ -159,7 +159,8 @@ def _metric_tables(rows: Sequence[MethodSummary]) -> list[Part]:
 def _tables_by_kind(
     columns: Sequence[Column[MethodSummary]], rows: Sequence[MethodSummary]
 ) -> Iterator[Part]:
-    """Yield one table for each section of methods (lossless, run scope, lossy, other engine).
+    """Yield one table for each kind of methods: lossless, learning over the run, lossy, and of
+    another engine.
 
     A table omits the columns that are empty for all its methods.
     """
@@ -172,7 +173,9 @@ def _tables_by_kind(
 
 
 def _speedup(row: MethodSummary) -> str:
-    """Format a speedup with its significance group, interval and accuracy loss, if it has them."""
+    """Format a speedup. Add its significance group, interval and accuracy loss if they
+    are known.
+    """
     formatters = (metrics.speedup_or_broken, metrics.group, metrics.interval, metrics.accuracy_note)
     words = [cell(row) for cell in formatters]
     return " ".join(word for word in words if word and word != formats.NONE) or formats.NONE
@@ -183,7 +186,7 @@ def _format_speedup(row: MethodSummary) -> str:
 
 
 def _target_parts(table: TargetSummaries | None, figures: Sequence[str]) -> Iterator[Part]:
-    """Yield speedup and MAT of a run on several targets, with one column per target."""
+    """Yield tables of speedup and MAT for a run on several targets, with one column per target."""
     if table is None:
         return
     grids = [
@@ -194,7 +197,7 @@ def _target_parts(table: TargetSummaries | None, figures: Sequence[str]) -> Iter
 
 
 def _sweep_parts(sweep: Sweep | None, figures: Sequence[str]) -> Iterator[Part]:
-    """Yield the swept methods in the order of their parameters, and their plots."""
+    """Yield the table of a parameter sweep, sorted by parameters, and the plots of the sweep."""
     for table in tables.sweep_tables(sweep):
         plots = (Picture(path, "discard and verification rates") for path in figures)
         yield Section(table.caption, [table, *plots])
@@ -236,7 +239,9 @@ def _figure_name(path: str) -> str:
 
 
 def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, object]]:
-    """Return (name, value) of all facts in the manifest. A setting's value names its source."""
+    """Return (name, value) of all facts in the manifest. The value of a setting includes its
+    source.
+    """
     manifest = truncate_texts(dict(manifest))
     sources = manifest.get("config_sources", {})
     lines: list[tuple[str, object]] = []

@@ -138,9 +138,9 @@ def make_pivot_grid(
     """Return a table with one line per method and one column per task family or target.
 
     Args:
-        parts: Column heading -> label -> method.
-        format_entry: Formats the entry of a method.
-        missing: Entry if a family or target lacks the method.
+        parts: Column heading -> label of a method -> metrics of the method.
+        format_entry: Formats a method's metrics as the text of a cell.
+        missing: Text of the cell if the method is missing in a family or on a target.
         more: Further attributes of the grid.
     """
     lines = []

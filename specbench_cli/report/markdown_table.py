@@ -90,7 +90,10 @@ def _escape_word(match: re.Match[str]) -> str:
 
 
 def _code(word: str) -> str:
-    """Return a word as a code span. Its fence is longer than any run of backticks in the word."""
+    """Return a word as a code span.
+
+    The span is delimited by more backticks than any run of backticks in the word.
+    """
     fence = "`" * (_longest_run(word) + 1)
     pad = " " * (word.startswith("`") or word.endswith("`"))
     return f"{fence}{pad}{word}{pad}{fence}"

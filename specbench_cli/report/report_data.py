@@ -39,8 +39,8 @@ class Incidents:
     """Outputs that a reader must know about: they differ from vanilla's, failed, or are noisy.
 
     Attributes:
-        repeat_names: Number of a repeat -> its name for readers, if several runs are combined.
-        differing, failed, noisy: Rows of the tables of these outputs.
+        repeat_names: Number of a repeat -> name of the repeat in the report, if several runs are
+            combined. differing, failed, noisy: Rows of the tables that list such outputs.
     """
 
     repeat_names: Mapping[int, str] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Incidents:
     noisy: list[Sequence[object]] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
-        """Add the output of a record to the lists that it belongs to."""
+        """Add an output to the lists of differing, failed and noisy outputs, where it belongs."""
         pass_ = self.repeat_names.get(record.pass_, record.pass_)
         cell = (record.label, record.prompt_id, record.turn, pass_)
         verdict = record.verdict

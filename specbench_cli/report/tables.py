@@ -44,7 +44,7 @@ _KINDS = (
 
 
 def _key(row: MethodSummary) -> str:
-    """Return the kind of a method, a key in `_KINDS`."""
+    """Return the kind of a method, such as lossless or lossy: a key in `_KINDS`."""
     if row.lossless:
         return "run" if row.order_matters else "lossless"
     return "lossy-run" if row.order_matters else "lossy"
@@ -56,7 +56,10 @@ def _columns(key: str) -> Sequence[Column[MethodSummary]]:
 
 
 def _name_groups(grid: Grid) -> Grid:
-    """Return the table. If its first column is the group, two columns name a row."""
+    """Mark the columns that name a row.
+
+    They are the first two columns if the first one is the significance group.
+    """
     return replace(grid, label_columns=2) if grid.columns[0] is metrics.GROUP else grid
 
 
@@ -89,7 +92,9 @@ def overall_tables(summary: Summary, but: Sequence[Column[MethodSummary]] = ()) 
 
 
 def family_tables(summary: Summary) -> list[Grid]:
-    """Return tables with one row per family and method, for the same kinds as `overall`."""
+    """Return tables with one row per family and method, for the same kinds of methods as
+    `overall_tables`.
+    """
     tables = []
     note = text.prose(text.small_families(summary, "column n", advice=""))
     for key, caption, _ in _KINDS:

@@ -226,7 +226,7 @@ def _package(name: str, extra: str) -> Any:
         extra: Extra of specbench that installs the package.
 
     Raises:
-        EnvironmentFault: It is not installed.
+        EnvironmentFault: The package is not installed.
     """
     try:
         return importlib.import_module(name)

@@ -1,28 +1,31 @@
 """Bootstrap-t intervals of speedups: paired, clustered and stratified, on the log scale.
 
-The speedup of a method is R = X / Y, where X is the sum of the baseline's times and Y the sum of
-the method's times. The bootstrap resamples questions (clusters) within task families (strata). If
-the run has several processes (passes), it resamples them, too, independently of the questions
-(Owen, "The pigeonhole bootstrap", Ann. Appl. Stat. 1, 2007).
+The speedup of a method is R = X / Y, where X is the sum of vanilla's times (the baseline) and Y the
+sum of the method's times. The bootstrap resamples questions (clusters) within task families
+(strata). If the run was repeated in several processes (passes), the bootstrap resamples the passes,
+too, independently of the questions (Owen, "The pigeonhole bootstrap", Ann. Appl. Stat. 1, 2007).
 
-The variance of log R is a jackknife variance. Its parts are the clusters of each stratum, and the
-passes (Efron & Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 11; strata as in
-Davison & Hinkley, "Bootstrap Methods and their Application", 1997, section 3.2):
+The variance of log R is a jackknife variance. The jackknife leaves out one unit after the other:
+each cluster of each stratum, and each pass (Efron & Tibshirani, "An Introduction to the Bootstrap",
+1993, chapter 11; strata as in Davison & Hinkley, "Bootstrap Methods and their Application", 1997,
+section 3.2):
 
     var  = sum_s (n_s-1)/n_s sum_{c in s} (l_c - mean_s l)^2    over the strata s of n_s clusters
          + (P-1)/P sum_p (l_p - mean l)^2                       if there are P > 1 passes
-    l_u  = log R without unit u, with the rest of its stratum weighted up, minus log R
+    l_u  = log R without unit u, with more weight for the rest of its stratum, minus log R
 
-If times are skewed, the variance of the delta method is often far too small. The jackknife is too
-small less often, so its intervals cover the true value more often (docs/statistics.md).
+If times are skewed, a variance from the delta method is often far too small. A jackknife variance
+is too small less often. So its intervals cover the true value more often
+(docs/explanations/statistics.md).
 
 The interval is a bootstrap-t interval (Efron & Tibshirani, section 12.5):
-log R - t(1-a/2) se <= log rho <= log R - t(a/2) se, where t(q) are the quantiles of
-(log R* - log R) / se*.
+log R - t(1-a/2) se <= log rho <= log R - t(a/2) se, where rho is the true speedup and se the square
+root of the variance. t(q) is the q-quantile of (log R* - log R) / se* over the resamples, which
+have a star.
 
 Strata with fewer than four clusters are joined (collapsed strata: Cochran, "Sampling Techniques",
-1977, section 5A.12). This can only widen intervals. If they have fewer than four clusters together,
-the smallest other stratum is added.
+1977, section 5A.12). This can only widen intervals. If the joined stratum has fewer than four
+clusters, too, the smallest other stratum is added.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ class PairedTimes:
     """Times of k methods and of their baseline for the same outputs.
 
     baseline, method: [k, passes, clusters], times in any unit, summed over the turns of a cluster.
-        Both are 0 if a pair is missing. The baseline may be one of the methods.
+        Both times are 0 if one of them is missing. The baseline may be one of the methods.
     strata: [clusters], number of the stratum of each cluster.
     """
 
@@ -71,13 +74,13 @@ class PairedTimes:
 
 @dataclass(frozen=True, slots=True)
 class BootstrapResult:
-    """Log speedups and their covariances, as observed and in B resamples.
+    """Log speedups of k methods and their covariances, as observed and in B bootstrap resamples.
 
     theta: [k], observed log speedups.
-    cov: [k, k], their covariances.
+    cov: [k, k], covariances of the observed log speedups.
     theta_star: [B, k], log speedups of the resamples.
-    cov_star: [B, k, k], their covariances.
-    clusters: Number of clusters.
+    cov_star: [B, k, k], covariances of the log speedups of each resample.
+    clusters: Number of clusters (questions).
     """
 
     theta: Floats
@@ -89,7 +92,7 @@ class BootstrapResult:
 
 @dataclass(frozen=True, slots=True)
 class RatioEstimate:
-    """A ratio with its interval.
+    """A ratio, such as a speedup, with its confidence interval.
 
     reason: Why there is no interval. None if there is one.
     """
@@ -104,7 +107,7 @@ def resample(times: PairedTimes, *, resamples: int = RESAMPLES, seed: int = 0) -
     """Draw bootstrap resamples. All methods share the same resampled questions and passes.
 
     Raises:
-        ValueError: A method has no pair of times.
+        ValueError: No output has times of both a method and its baseline.
     """
     x, y = times.baseline, times.method
     if not (x.sum((1, 2)) > 0).all() or not (y.sum((1, 2)) > 0).all():
@@ -137,11 +140,11 @@ def _block_bounds(sizes: NDArray[np.integer[Any]]) -> tuple[tuple[int, int], ...
 def _draw_counts(blocks: Blocks, passes: int, resamples: int, seed: int) -> tuple[Counts, Counts]:
     """Return how often each cluster [B, C] and each pass [B, P] is drawn.
 
-    Clusters are drawn within strata. The result is cached, because the resamples of wall time and
-    decode time use the same draws.
+    C is the number of clusters, P the number of passes, and B the number of resamples. Clusters are
+    drawn within strata. The result is cached, because wall time and decode time use the same draws.
     """
     rng, n = np.random.default_rng(seed), blocks[-1][1]
-    # A small integer type: 40,000 questions would need 1.6 GB as float64.
+    # Use a small integer type. The draws of 40,000 questions would need 1.6 GB as float64.
     clusters = np.empty((resamples, n), dtype=np.min_scalar_type(n))
     for first, end in blocks:
         size = end - first
@@ -181,7 +184,10 @@ def _estimate_ratio(bootstrap: BootstrapResult, index: int, level: float) -> Rat
 
 
 def studentize(difference: Floats, se: Floats) -> Floats:
-    """Return difference / se. If se is 0, return 0 for a difference of 0, or else infinity."""
+    """Return the studentized differences: difference / se.
+
+    If se is 0, return 0 for a difference of 0, and infinity for other differences.
+    """
     spread = se > _ZERO_SE
     t = np.divide(difference, se, out=np.zeros_like(difference), where=spread)
     no_spread = ~spread & (np.abs(difference) > _ZERO_SE)
@@ -193,12 +199,13 @@ def studentize(difference: Floats, se: Floats) -> Floats:
 def _compute_log_ratios(
     x: Floats, y: Floats, blocks: Blocks, clusters: Floats, passes: Floats
 ) -> tuple[Floats, Floats]:
-    """Return log ratios [B, k] and their covariances [B, k, k] of times [P, k, C].
+    """Return log ratios [B, k] and their covariances [B, k, k] in B resamples.
 
     Args:
-        x, y: Times of the baseline and of the methods.
-        clusters: [B, C], how often each cluster is in each resample.
-        passes: [B, P], how often each pass is in each resample.
+        x: [passes, k, clusters], times of the baseline.
+        y: [passes, k, clusters], times of the methods.
+        clusters: [B, clusters], how often each cluster is in each resample.
+        passes: [B, passes], how often each pass is in each resample.
     """
     n_passes = len(x)
     xc, yc = (np.tensordot(passes, z, axes=1) for z in (x, y))
@@ -214,11 +221,13 @@ def _compute_log_ratios(
 
 
 def _compute_jackknife_covariances(x: Floats, y: Floats, counts: Floats, blocks: Blocks) -> Floats:
-    """Return covariances [B, k, k] of log ratios of sums over units [B, k, U].
+    """Return the jackknife covariances [B, k, k] of log ratios of sums of times.
 
     Args:
+        x, y: [B, k, U], times of the baseline and of the methods for each of U units. A unit is a
+            cluster or a pass.
         counts: [B, U], how often each unit is in each resample.
-        blocks: Start and end index of each stratum.
+        blocks: Start and end index of each stratum of units.
     """
     sums = [
         [z[..., first:end] @ counts[:, first:end, None] for first, end in blocks] for z in (x, y)
@@ -229,7 +238,8 @@ def _compute_jackknife_covariances(x: Floats, y: Floats, counts: Floats, blocks:
         n = end - first
         w, n_others = counts[:, None, first:end], max(n - 1, 1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            # X without unit u / X, and the same for Y; the rest of the stratum gets more weight
+            # Compute log(X without unit u / X), and the same for Y. The rest of the stratum gets
+            # more weight.
             log_ratios, y_ratios = (
                 z[..., first:end] * (-n / n_others / total)
                 for z, total in zip((x, y), totals, strict=True)
@@ -275,7 +285,7 @@ _MIN_QUESTIONS = 20
 
 @dataclass(frozen=True, slots=True)
 class RareQuestions:
-    """Rare questions of a method: outliers that decide its speedup.
+    """Outliers among a method's questions that cause a large share of the variance of its speedup.
 
     count: Number of rare questions.
     questions: Number of all questions.
@@ -288,7 +298,11 @@ class RareQuestions:
 
 
 def find_rare_questions(times: PairedTimes) -> list[RareQuestions | None]:
-    """Return the rare questions of each method, or None if they do not decide its speedup."""
+    """Return the rare questions of each method.
+
+    The entry is None if a method has no rare questions, or if they cause only a small share of the
+    variance of its speedup.
+    """
     return [
         _find_rare_questions(*sums)
         for sums in zip(times.baseline.sum(1), times.method.sum(1), strict=True)
@@ -296,7 +310,12 @@ def find_rare_questions(times: PairedTimes) -> list[RareQuestions | None]:
 
 
 def _find_rare_questions(x: Floats, y: Floats) -> RareQuestions | None:
-    """Return the rare questions from the times [questions] of the baseline and of one method."""
+    """Return the rare questions of one method, or None.
+
+    Args:
+        x: [questions], times of the baseline.
+        y: [questions], times of the method.
+    """
     paired = (x > 0) & (y > 0)
     x, y = x[paired], y[paired]
     if len(x) < _MIN_QUESTIONS:
@@ -305,7 +324,8 @@ def _find_rare_questions(x: Floats, y: Floats) -> RareQuestions | None:
     low, high = np.quantile(ratios, (0.25, 0.75))
     margin = _FENCE * (high - low)
     far = (ratios < low - margin) | (ratios > high + margin)
-    # Contribution of each question to the variance of log(sum x / sum y), by the delta method.
+    # By the delta method, these are the questions' contributions to the variance of the log
+    # speedup.
     parts = (x / x.sum() - y / y.sum()) ** 2
     spread = parts.sum()
     if not far.any() or spread < _ZERO_SE**2 or parts[far].sum() < _DECISIVE * spread:

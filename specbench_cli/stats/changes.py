@@ -2,20 +2,23 @@
 
 Binary segmentation (A. J. Scott and M. Knott, "A Cluster Analysis Method for Grouping Means in the
 Analysis of Variance", Biometrics 30, 1974): find the best split of a series and test it. If it is
-significant, do the same with both parts. With x the values minus their mean,
+significant, do the same with both parts. Let x be the n values of the series minus their mean. For
+a split after the k-th value,
 
     B_k = n / (k (n - k)) * (sum_{i <= k} x_i)^2
 
-is the sum of squares between the two parts. The best split has the largest B_k. Values that are
-more than three interquartile ranges beyond the quartiles (outer fences: J. W. Tukey, "Exploratory
-Data Analysis", 1977) are clipped, so that one extreme run does not hide a change.
+is the sum of squares between the two parts, as in an analysis of variance. The best split has the
+largest B_k. Values that are more than three interquartile ranges beyond the quartiles (outer
+fences: J. W. Tukey, "Exploratory Data Analysis", 1977) are clipped, so that one extreme run does
+not hide a change.
 
-The p-value is from permutations: if nothing changed, all orders of the values are equally likely.
-So the probability of a false change in a series is at most `level`, for any distribution of the
-noise, if the runs are independent. A slow drift is reported as a change, too.
+The p-value comes from a permutation test: if nothing changed, all orders of the values are equally
+likely. So the probability of a false change in a series is at most `level`, for any distribution of
+the noise, if the runs are independent. A slow drift is reported as a change, too.
 
-A few values cannot be significant: if the last k of n values changed, p is at least 2 / C(n, k). At
-level 0.01 a change needs 5 + 5 values, or 3 after 9; at level 0.003, 6 + 6, or 3 after 14.
+A change after few values cannot be significant: if the last k of n values changed, p is at least 2
+/ C(n, k). At level 0.01, the test needs 5 values before the change and 5 after it, or 9 before and
+3 after. At level 0.003, it needs 6 and 6, or 14 and 3.
 """
 
 from __future__ import annotations
@@ -41,10 +44,11 @@ _TIE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class LevelShift:
-    """A change of level.
+    """A change point of a series: the index where its typical value changes.
 
     index: Index of the first value after the change.
-    before, after: Medians of the values since the previous change, and until the next one.
+    before: Median of the values since the previous change.
+    after: Median of the values until the next change.
     p: p-value. 0 for series without noise.
     """
 
@@ -57,13 +61,13 @@ class LevelShift:
 def find_level_shifts(
     values: Sequence[float], *, level: float = 0.01, draws: int = DRAWS, seed: int = 0
 ) -> list[LevelShift]:
-    """Find the changes of level in a noisy series, in order of time.
+    """Find the change points of a noisy series, in order of time.
 
     Args:
         values: Finite values in order of time.
         level: Maximum probability of a false change in the whole series.
-        draws: Number of permutations for each split. No split can be significant unless
-            `level` * (`draws` + 1) is at least 1.
+        draws: Number of permutations for each split. No split can be significant unless `level` *
+            (`draws` + 1) is at least 1.
     """
     series = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(seed)
@@ -87,7 +91,10 @@ def find_exact_changes(values: Sequence[float]) -> list[LevelShift]:
 
 
 def _find_split(part: Floats, draws: int, rng: np.random.Generator) -> tuple[int, float] | None:
-    """Return the best split of a part and its p-value, or None if the part is too short."""
+    """Return the best split of a part of the series, and the p-value of the split.
+
+    Return None if the part is too short.
+    """
     n = len(part)
     if n < 2 * MIN_SEGMENT:
         return None
@@ -101,9 +108,10 @@ def _find_split(part: Floats, draws: int, rng: np.random.Generator) -> tuple[int
 
 
 def _compute_split_statistics(values: Floats) -> Floats:
-    """Return B_k of each split of values [..., n]: [..., splits].
+    """Return the statistic B_k (see the module docstring) of each split of a series.
 
-    Each side of a split has at least `MIN_SEGMENT` values.
+    `values` has the shape [..., n], and the result [..., splits]. Each side of a split has at least
+    `MIN_SEGMENT` values.
     """
     n = values.shape[-1]
     sizes = np.arange(MIN_SEGMENT, n - MIN_SEGMENT + 1)
@@ -113,7 +121,7 @@ def _compute_split_statistics(values: Floats) -> Floats:
 
 
 def _clip_to_fences(part: Floats) -> Floats:
-    """Clip values to the outer fences, and subtract their mean."""
+    """Clip values to the outer fences (three interquartile ranges), and subtract their mean."""
     low, high = np.percentile(part, (25, 75))
     reach = _FENCE * (high - low)
     within: Floats = np.clip(part, low - reach, high + reach) if reach else part
@@ -122,7 +130,7 @@ def _clip_to_fences(part: Floats) -> Floats:
 
 
 def _build_shifts(series: Floats, p_values: dict[int, float]) -> list[LevelShift]:
-    """Return the changes with the levels before and after them."""
+    """Return the change points, each with the medians before and after it."""
     ends = [0, *sorted(p_values), len(series)]
     levels = [float(np.median(series[start:end])) for start, end in pairwise(ends) if end > start]
     return [

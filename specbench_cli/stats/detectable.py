@@ -1,9 +1,9 @@
-"""Statistical power before a run: the smallest speedup difference that its comparison would find.
+"""Statistical power before a run: the smallest speedup difference that a planned run would find.
 
-Runs of equally fast methods are simulated, and their methods are compared as in a real run. In each
-run, a pair would differ significantly if one method were faster by another
-`critical * se - (observed difference)` on the log scale. The difference that is found with a given
-power is that quantile of these values over all runs and pairs.
+Runs of equally fast methods are simulated, and the methods are compared as in a real run. Two
+methods of a simulated run would differ significantly if one were faster by another `critical * se -
+(observed difference)` on the log scale. The module collects this value for all runs and pairs of
+methods. For a power of 80%, the result is the 80% quantile of the values.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def estimate_detectable_ratio(
     """Return the ratio of two methods' speeds, above 1, that is found with probability `power`.
 
     Args:
-        questions: Number of clusters, distributed evenly over the task families.
+        questions: Number of questions (clusters), distributed evenly over the task families.
         methods: Number of methods in the run, including vanilla. At least two.
-        spread: Standard deviation over questions, as in `SPREAD`.
+        spread: Standard deviation of a method's log speedup over questions, as in `SPREAD`.
         families: Number of task families.
         power: Probability of finding the difference.
 

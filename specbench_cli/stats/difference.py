@@ -10,7 +10,10 @@ RESAMPLES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class MeanDifference:
-    """A mean difference and its 95% interval. With one cluster there is no interval."""
+    """A mean difference of paired scores and its 95% interval.
+
+    With one cluster of pairs there is no interval.
+    """
 
     mean: float
     low: float | None
@@ -53,7 +56,7 @@ def mean_difference(
 
 
 def _mean_and_error(sums: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ratio of sums over the last axis, and its standard error."""
+    """Return the mean and its standard error from the sums and sizes of clusters (last axis)."""
     n_clusters, total = sums.shape[-1], sizes.sum(-1)
     mean = sums.sum(-1) / total
     rest = ((sums - mean[..., None] * sizes) ** 2).sum(-1)

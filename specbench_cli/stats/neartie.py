@@ -4,12 +4,13 @@ If the two best tokens have nearly the same score, two correct programs may choo
 because of rounding. The output is then a near-tie. The gaps between the two best scores in
 vanilla's outputs bound how often this can happen.
 
-Assume that rounding errors are symmetric, unimodal and at most `reach`. Then a token whose score is
-`gap` below the best one overtakes it with a probability of at most (1 - gap / reach) / 2, for any
-such distribution of errors (a mixture of uniform ones: A. Ya. Khinchin, 1938). The reach is twice
-the tolerance, because the measured gaps are rounded, too. An output has at most one near-tie, so
-its probability is 1 - prod(1 - probability) over its positions. The number of near-ties is a sum of
-independent trials with unequal probabilities (Poisson-binomial distribution).
+Assume that the rounding error of a gap is symmetric, unimodal and at most `reach`. Then a token
+whose score is `gap` below the best one overtakes it with a probability of at most (1 - gap / reach)
+/ 2, for any such distribution of errors (a mixture of uniform ones: A. Ya. Khinchin, 1938). `reach`
+is twice the tolerance of the near-tie check, because the measured gaps have rounding errors, too.
+Only the first near-tie of an output counts. The probability that an output has one is 1 - prod(1 -
+probability) over its positions. The number of near-ties is a sum of independent trials with unequal
+probabilities (Poisson-binomial distribution).
 """
 
 from __future__ import annotations

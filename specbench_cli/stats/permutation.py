@@ -32,11 +32,13 @@ class SignFlipTest:
 def run_sign_flip_test(
     clusters: Iterable[Sequence[float]], *, draws: int = DRAWS, seed: int = 0
 ) -> SignFlipTest | None:
-    """Test paired differences. All differences of a cluster change sign together.
+    """Test whether paired differences have mean zero.
+
+    All differences of a cluster change sign together, because they are not independent.
 
     Args:
         clusters: Differences of each cluster. Empty clusters are skipped.
-        draws: Number of random sign changes, if there are too many to try all.
+        draws: Number of random sign changes, used if there are too many sign changes to try all.
         seed: Random seed.
 
     Returns:

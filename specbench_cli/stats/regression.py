@@ -1,9 +1,9 @@
 """Test for slowdowns between two versions of a program, for all metrics and methods at once.
 
-The two sides are BASE and NEW. A figure is one metric, such as decode time. Its logarithms are
-values[i, p] = a_i + l_p + noise, with a level a_i for prompt i and a level l_p for process p. Both
-sides have the same prompts, so the a_i cancel. A side has one or several processes. The change is
-the mean process level of NEW minus that of BASE.
+BASE is the old version, and NEW the new one. A figure is one metric, such as decode time. The model
+of its logarithms is values[i, p] = a_i + l_p + noise, with a level a_i for prompt i and a level l_p
+for process p. Both sides have the same prompts, so the levels a_i cancel. BASE and NEW have one or
+several processes each. The change is the mean process level of NEW minus that of BASE.
 
 1. Estimate the levels by a robust two-way fit (`fit_two_way`), so that a short disturbance of the
    machine is not taken for a change.
@@ -13,19 +13,20 @@ the mean process level of NEW minus that of BASE.
    method with less noise does not, because few prompts do not prove that.
 3. The variance of a level is noise / (prompts - 1) + drift^2. Drift is the standard deviation
    between processes of the same program. With one process per side it cannot be measured, so a
-   value is assumed (`_assumed_drift`). It is larger for noisier values, and if the machine's own
-   speed differs more. Several processes per side give a better estimate, which is then used.
-4. Compare t = change / error with Student's t, simultaneously for all (Sidak, J. Am. Stat. Assoc.
-   62, 1967).
+   value is assumed (`_assumed_drift`). The assumed drift is larger for noisier values, and if the
+   speed of the machine itself differs more. Several processes per side give a better estimate,
+   which is then used.
+4. Compare t = change / error with Student's t distribution, simultaneously for all figures and
+   methods (Sidak, J. Am. Stat. Assoc. 62, 1967).
 
 If processes of BASE and NEW ran alternately, two consecutive processes form a pair. Slow changes of
-the machine affect both processes of a pair alike. The variance of the pairs' differences shows the
-remaining noise. It is combined with the variance of step 3, without slow drift
-(`_PAIR_PRIOR_DF`).
+the machine affect both processes of a pair alike. The variance of the differences within pairs
+shows the remaining noise. This variance is combined with the variance of step 3, which is then
+computed without slow drift (`_PAIR_PRIOR_DF`).
 
-If disturbances can only increase a time, `fit_lower_envelope` estimates the levels.
+If disturbances can only increase a time, `fit_lower_envelope` estimates the levels in step 1.
 
-docs/statistics.md lists the measured error rates.
+docs/explanations/statistics.md lists the measured error rates.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ twelve runs, the slopes on vanilla's speed were 0.05 to 0.45."""
 
 @dataclass(frozen=True, slots=True)
 class RegressionSeries:
-    """One figure of one method.
+    """Values of one metric of one method in the processes of BASE and NEW.
 
     figure: Name of the metric. Series of the same figure share their noise estimate.
     values: [prompts, processes], logarithms of the metric, nan if missing.
@@ -100,9 +101,9 @@ class RegressionSeries:
 
 @dataclass(frozen=True, slots=True)
 class SlowdownEstimate:
-    """A change as a logarithm; above 0 means slower.
+    """Estimated change of a metric from BASE to NEW, as a logarithm. A value above 0 means slower.
 
-    low, high: Simultaneous interval.
+    low, high: Ends of the simultaneous confidence interval.
     detectable: Smallest change that would be found with probability `POWER`.
     """
 
@@ -119,12 +120,12 @@ class SlowdownEstimate:
 
 @dataclass(frozen=True, slots=True)
 class _SeriesFit:
-    """Fitted levels of a series.
+    """Fitted process levels of one metric of one method.
 
-    levels: [processes].
+    levels: [processes], level of each process: how slow it was compared with the others.
     noise: Variance of a value.
     df: Degrees of freedom of the noise.
-    counts: [processes], number of prompts.
+    counts: [processes], number of prompts of each process.
     """
 
     series: RegressionSeries
@@ -139,8 +140,8 @@ def estimate_slowdowns(
 ) -> list[SlowdownEstimate | None]:
     """Estimate the change of each series from BASE to NEW.
 
-    A change is None if a side has no process with `MIN_PROMPTS` shared prompts, or if there are
-    pairs but fewer than `MIN_PAIRS`.
+    A change is None if BASE or NEW has no process with `MIN_PROMPTS` shared prompts. It is also
+    None if the processes are paired, but there are fewer than `MIN_PAIRS` pairs.
 
     Args:
         tolerance: Logarithm of the allowed slowdown, for `SlowdownEstimate.detectable`.
@@ -162,16 +163,16 @@ def estimate_slowdowns(
 
 
 def has_partner(pair: NDArray[np.int_], new: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which processes have a process of the other side in their pair: [processes]."""
+    """Return which processes are paired with a process of the other side: [processes]."""
     both = np.intersect1d(pair[new], pair[~new])
     found: NDArray[np.bool_] = np.isin(pair, both[both != UNPAIRED])
     return found
 
 
 def _keep_common(series: RegressionSeries) -> RegressionSeries | None:
-    """Drop prompts that one side lacks, and processes with too few prompts or without a partner.
+    """Keep the prompts that both BASE and NEW have.
 
-    Return None if too little is left.
+    Drop processes with too few prompts or without a partner. Return None if too little is left.
     """
     values, new, pair = series.values, series.is_new, series.pair
     while values.size and new.any() and not new.all():
@@ -190,7 +191,10 @@ def _keep_common(series: RegressionSeries) -> RegressionSeries | None:
 
 
 def _fit_series(series: RegressionSeries) -> _SeriesFit:
-    """Fit the two-way model. For one-sided noise, use the levels of the lower envelope."""
+    """Fit the two-way model of prompt levels and process levels.
+
+    If disturbances can only increase values, use the levels of the lower envelope.
+    """
     fit = fit_two_way(series.values)
     levels = fit_lower_envelope(series.values) if series.one_sided_noise else fit.levels
     counts = np.isfinite(series.values).sum(0).astype(float)
@@ -198,7 +202,7 @@ def _fit_series(series: RegressionSeries) -> _SeriesFit:
 
 
 def _estimate_noise(fits: Sequence[_SeriesFit]) -> dict[Hashable, tuple[float, float]]:
-    """Return the variance of a value and its degrees of freedom, by figure."""
+    """Return the variance of a value and its degrees of freedom, by metric (figure)."""
     total_df = sum(fit.df for fit in fits)
     mean = sum(fit.df * fit.noise for fit in fits) / total_df
     shared_df = min(_SHARED_DF, total_df)
@@ -214,18 +218,26 @@ def _estimate_noise(fits: Sequence[_SeriesFit]) -> dict[Hashable, tuple[float, f
 def _level_variances(fit: _SeriesFit, noise: float) -> Floats:
     """Return the variances of a method's process levels: [processes]."""
     variance = _value_variance(fit, noise)
-    # Minus one, because a robust fit to three prompts follows part of the noise.
+    # Divide by the number of prompts minus one: a robust fit to few prompts follows part of the
+    # noise.
     return variance / (fit.counts - 1) + _assumed_drift(math.sqrt(variance)) ** 2
 
 
 def _value_variance(fit: _SeriesFit, noise: float) -> float:
-    """Return the variance of a method's values, combined with the estimate for the figure."""
+    """Return the variance of a method's values.
+
+    It combines the method's own variance with the variance of all methods (`noise`).
+    """
     own = (fit.df * fit.noise + _SHARED_DF * noise) / (fit.df + _SHARED_DF)
     return max(own, noise)
 
 
 def _assumed_drift(noise: float) -> float:
-    """Return the assumed standard deviation between processes, given that of values."""
+    """Return the assumed standard deviation between processes of the same program (drift).
+
+    Args:
+        noise: Standard deviation of the values.
+    """
     share = _NOISY_DRIFT * min(1.0, noise / _NOISY_LEVEL)
     return math.hypot(_QUIET_DRIFT, share * noise)
 
@@ -233,9 +245,10 @@ def _assumed_drift(noise: float) -> float:
 def _estimate_deviations(
     fits: Sequence[_SeriesFit], noises: dict[Hashable, tuple[float, float]]
 ) -> dict[Hashable, float]:
-    """Return figure -> observed variance between processes of a side / assumed variance.
+    """Return the ratio of observed to assumed variance between processes, by metric (figure).
 
-    The ratio is 1 if no side has two processes.
+    The observed variance is that between processes of the same side (BASE or NEW). The ratio is 1
+    if no side has two processes.
     """
     found: dict[Hashable, float] = {}
     for figure, (noise, _) in noises.items():
@@ -258,7 +271,7 @@ def _estimate_slowdown(
     tolerance: float,
     tail: float,
 ) -> SlowdownEstimate:
-    """Return the change of one method's figure."""
+    """Return the change of one metric of one method from BASE to NEW."""
     if fit.series.pair is not None:
         return _estimate_from_pairs(fit, noise, tolerance, tail)
     sides = (fit.series.is_new, ~fit.series.is_new)
@@ -275,7 +288,7 @@ def _estimate_slowdown(
 def _estimate_from_pairs(
     fit: _SeriesFit, noise: float, tolerance: float, tail: float
 ) -> SlowdownEstimate:
-    """Return the change of one method's figure from pairs of consecutive processes."""
+    """Return the change of one metric of one method, from pairs of consecutive processes."""
     series, pair = fit.series, fit.series.pair
     assert pair is not None
     spread = _value_variance(fit, noise) / (fit.counts - 1) + _QUIET_DRIFT**2
@@ -295,7 +308,15 @@ def _estimate_from_pairs(
 def _make_estimate(
     change: float, error: float, df: float, tolerance: float, tail: float
 ) -> SlowdownEstimate:
-    """Return a change with its interval and the smallest detectable change."""
+    """Return a change with its interval and the smallest detectable change.
+
+    Args:
+        change: Estimated change, as a logarithm.
+        error: Standard error of the change.
+        df: Degrees of freedom of the standard error.
+        tolerance: Logarithm of the allowed slowdown.
+        tail: Probability of each tail outside the interval.
+    """
     critical, power_quantile = stats.t.isf([tail, 1 - POWER], df)
     width = float(critical) * error
     needed = max(width, tolerance) + float(power_quantile) * error

@@ -24,7 +24,7 @@ _CHUNK = 64
 def find_different_pairs(
     bootstrap: BootstrapResult, level: float = LEVEL, methods: Sequence[int] | None = None
 ) -> NDArray[np.bool_]:
-    """Return which pairs of k methods differ at a simultaneous `level`.
+    """Return which pairs of k methods differ significantly, at a simultaneous confidence level.
 
     The result [k, k] is symmetric with a False diagonal. It is all False if there is only one
     question, or if too many passes lack a method.
@@ -92,7 +92,12 @@ def group_letters(differ: NDArray[np.bool_], order: Sequence[int]) -> list[str]:
 
 
 def standard_error(cov: Floats, a: NDArray[np.intp], b: NDArray[np.intp]) -> Floats:
-    """Return the standard errors of the differences a - b, from the last two axes of `cov`."""
+    """Return the standard errors of the differences between methods a and b.
+
+    Args:
+        cov: [..., k, k], covariances of the methods' log speedups.
+        a, b: Indices of the methods of each difference.
+    """
     variance = cov[..., a, a] + cov[..., b, b] - 2 * cov[..., a, b]
     return np.sqrt(np.maximum(variance, 0.0))
 

@@ -29,7 +29,7 @@ _FLOOR = 0.003
 class TwoWayFit:
     """Result of a two-way fit.
 
-    levels: [processes], level of each process, up to a common constant.
+    levels: [processes], level of each process. Only differences between levels have a meaning.
     noise: Variance of a value.
     df: Degrees of freedom of this variance.
     """
@@ -40,7 +40,7 @@ class TwoWayFit:
 
 
 def fit_two_way(values: Floats) -> TwoWayFit:
-    """Fit the model with Huber's weights.
+    """Fit the two-way model with Huber's weights, which limit the influence of outliers.
 
     Huber, "Robust estimation of a location parameter", Ann. Math. Stat. 35, 1964.
 
@@ -48,7 +48,8 @@ def fit_two_way(values: Floats) -> TwoWayFit:
         values: [prompts, processes], nan if missing. No row or column may be all nan.
     """
     seen = np.isfinite(values)
-    # The residuals are smaller than the noise, because the levels are fitted to the same values.
+    # The residuals underestimate the noise, because the levels are fitted to the same values. So
+    # divide by the degrees of freedom.
     df = max(1, int(seen.sum()) - sum(seen.shape) + 1)
     correction = math.sqrt(seen.sum() / df)
     levels = _row_medians((values - _row_medians(values)[:, None]).T)
@@ -70,8 +71,9 @@ def fit_two_way(values: Floats) -> TwoWayFit:
 def fit_lower_envelope(values: Floats) -> Floats:
     """Return the levels [processes] for noise that is never negative. The first level is 0.
 
-    Of all levels with a_i + l_p <= values[i, p], choose those with the smallest sum of noise. This
-    is the maximum likelihood estimate for exponential noise. It is a linear program.
+    Among all levels with a_i + l_p <= values[i, p], the function chooses the levels with the
+    smallest sum of noise. They are the maximum likelihood estimate for exponential noise, and the
+    solution of a linear program.
 
     Args:
         values: As for `fit_two_way`.

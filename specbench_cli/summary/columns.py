@@ -25,7 +25,7 @@ class Heading:
         heading: Text above the column.
         meaning: Explanation, shown as a tooltip. May be empty.
         align: Left, right or centre.
-        choose: True if readers of the HTML page can filter rows by this column.
+        choose: True if users of the HTML page can filter rows by this column.
         narrow: Shorter heading for narrow terminals. "" if there is none.
     """
 

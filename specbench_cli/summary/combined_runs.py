@@ -1,12 +1,13 @@
 """Several runs combined into one. Each method is still compared with vanilla of its own run.
 
-Two runs have the same method if its name, parameters, guarantee and file are equal. Its outputs are
-then pooled, and the runs count as further processes. If methods only share a label, the name of
-the run is appended to the label.
+Two runs have the same method if its name, parameters, guarantee and file are equal. The outputs of
+this method are then pooled, and each run counts as a further process. If methods only share a
+label, the name of the run is appended to the label.
 
 Repeats get new numbers, so that an output is paired with vanilla of its own run and repeat
-(`pairing.py`). The number modulo `LOAD_PASS_OFFSET` identifies the process. Processes can be
-resampled only if all methods have the same number of them. Otherwise they count as one process.
+(`pairing.py`). A repeat's number modulo `LOAD_PASS_OFFSET` identifies its process. Processes can be
+resampled only if all methods have the same number of processes. Otherwise all processes count as
+one.
 """
 
 from __future__ import annotations
@@ -128,10 +129,11 @@ def _labels(
     *,
     every: bool,
 ) -> list[dict[str, str]]:
-    """Return for each run: label in the run -> label in the report.
+    """Return new labels for each run: label in the run -> label in the report.
 
     Args:
-        every: True to append the run's name to every label.
+        every: True to append the run's name to every label. By default, it is appended only to
+            labels that differ in meaning.
     """
     kinds: dict[str, set[str]] = {}
     for run, first in zip(runs, first_records, strict=True):

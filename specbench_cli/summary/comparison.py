@@ -23,11 +23,13 @@ _MAX_LISTED = 12
 
 @dataclass(frozen=True, slots=True)
 class ComparedSide:
-    """One of the two outputs.
+    """Vanilla's output or the method's output, around the first token that differs.
 
     token: Token at the first difference. None if there is none, or if the output ended before.
-    before, token_text, after: Text before, at and after that token. Texts are None if the tokenizer
-        is not on this machine.
+    token_text: Text of this token. This and the next two are None if the tokenizer is not on this
+        machine.
+    before: Text before the token.
+    after: Text after the token.
     """
 
     label: str
@@ -45,9 +47,9 @@ class ComparedSide:
 class Lane:
     """A decoding step of a method.
 
-    at: Output index of its first token.
+    at: Index in the output of the step's first token.
     drafted, tested, accepted: Number of draft levels.
-    committed: Number of tokens.
+    committed: Number of tokens that the step added to the output.
     relaxed: Indices of the step's tokens, from 0, that only a lossy accept rule accepted.
     """
 
@@ -64,9 +66,9 @@ class Lane:
 class OutputComparison:
     """Comparison of a method's output with vanilla's.
 
-    position: Index of the first token that differs. None if there is none.
+    position: Index of the first token that differs. None if the outputs are equal.
     tolerance: Largest gap that rounding can cause, in the unit of `verdict.gap`. None if unknown.
-    broken: Reason why the method is broken. None if it is not.
+        broken: Reason why the method is broken. None if it is not.
     """
 
     prompt_id: str
@@ -167,7 +169,7 @@ def _make_comparison(
 
 
 def first_difference(ids: Sequence[int], reference: Sequence[int]) -> int | None:
-    """Return the first index at which two outputs differ, or None if they are equal."""
+    """Return the first index at which two lists of token ids differ, or None if they are equal."""
     pairs = enumerate(zip_longest(ids, reference))
     return next((at for at, (a, b) in pairs if a != b), None)
 
@@ -212,7 +214,10 @@ def _decode_text(ids: Sequence[int], decode: Decode | None) -> str | None:
 
 
 def _tolerance(manifest: Mapping[str, Any]) -> float | None:
-    """Return the measured tolerance in logits, divided by the temperature if it is set."""
+    """Return the largest gap between two scores that rounding can cause.
+
+    It is the measured tolerance in logits, divided by the temperature if one is set.
+    """
     measured = manifest.get("tolerance")
     if not measured or "value" not in measured:
         return None

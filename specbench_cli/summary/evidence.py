@@ -24,8 +24,8 @@ class Evidence:
 
     likelihood: Test of the difference in mean log-likelihood per token, in nats.
     length: Test of the difference in output length, in tokens.
-    score: Difference of the mean score.
-    scored: Number of scored questions.
+    score: Difference of the mean score of the answers.
+    scored: Number of questions with scores.
     """
 
     likelihood: SignFlipTest | None = None

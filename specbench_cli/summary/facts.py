@@ -21,21 +21,22 @@ class Facts:
     """Facts about a run.
 
     tasks: Task -> "trained" if the embedded models were trained on it, "plumbing" if not. "" for
-        other models.
-    aa_noise: A/A noise floor, measured outside this run, as a fraction. None if unknown.
+        models that are not embedded in specbench.
+    aa_noise: Noise floor as a fraction: the difference between two measurements of vanilla, made
+        outside this run. None if unknown.
     tuned: How parameters were tuned, as one line. "" if they were not.
     synthetic: Parts of the models that are artificial, such as random weights. "" if none are.
-    grammar: Name of the grammar that constrains outputs. "" if there is none.
+        grammar: Name of the grammar that constrains outputs. "" if there is none.
     contrast: Option `--contrast`, as typed. "" if it is not set.
     batch: Number of prompts in a batch.
     load: Option `--load` (arrival times of requests), as typed. "" if it is not set.
     runs: Number of runs that are combined.
     forced: Differences between the combined runs, if they are incompatible.
-    targets: Names of the runs of a matrix. Each has its own target or draft.
+    targets: Names of the combined runs, if each has its own target or draft model.
     mixed: What changed while the run was interrupted, such as a version.
     dropped: Methods that were dropped after failures, each with the reason.
     ended_early: True if the run ended because only vanilla was left.
-    left_out: Methods that could not run on that machine, each with the reason.
+    left_out: Methods that could not run on the run's machine, each with the reason.
     limited: True if `--limit` omitted questions.
     hosted: Models ("target", "draft") that ran through transformers' own module. The others
         ran through specbench's decoder.
@@ -119,9 +120,9 @@ class Facts:
 
     @property
     def constraints(self) -> str:
-        """Contrast and grammar as a phrase, or "" if neither is set.
+        """Options `--contrast` and `--grammar` as a phrase, or "" if neither is set.
 
-        Both change the target's distribution.
+        Both options change the target's distribution.
         """
         contrast = f"contrast {self.contrast}" if self.contrast else ""
         return ", ".join(filter(None, (contrast, self.grammar_phrase if self.grammar else "")))
@@ -143,7 +144,7 @@ class Facts:
 
     @property
     def plumbing(self) -> list[str]:
-        """Tasks that an embedded target was not trained on. [] for other targets."""
+        """Tasks for which an embedded target was not trained. [] if the target is not embedded."""
         if not self.target.startswith("embedded"):
             return []
         return [task for task, relation in self.tasks.items() if relation == "plumbing"]

@@ -93,7 +93,7 @@ class LoadRow:
         )
 
     def typical(self) -> Floats:
-        """Return the latency of each request in seconds, as the median over the repeats.
+        """Return the latency of each request in seconds, as the median over the repeats of the run.
 
         If repeats have different numbers of requests, return the latencies of all repeats.
         """
@@ -113,9 +113,10 @@ class LoadRow:
 
     @cached_property
     def figures(self) -> Mapping[str, tuple[float, float, float]]:
-        """Throughput, goodput and percentiles of the three times, each as (value, low, high).
+        """Throughput, goodput and percentiles of TTFT, latency and time per token.
 
-        If no request has a time, its percentiles are missing.
+        Each is (value, low, high), with the ends of its interval. If no request has a time, the
+        percentiles of this time are missing.
         """
         gaps, tokens = resample_blocks(self.gaps).sum(1), resample_blocks(self.tokens).sum(1)
         found = {
@@ -168,7 +169,7 @@ def _row(label: str, load: str | None, records: Sequence[Record]) -> LoadRow:
 
 
 def resample_blocks(parts: Parts) -> Floats:
-    """Return block bootstrap resamples of a metric, [RESAMPLES, n].
+    """Return block bootstrap resamples of n values of a metric: [RESAMPLES, n].
 
     Each repeat is resampled in circular blocks of n^(1/3) consecutive requests (Hall, Horowitz,
     Jing 1995). Metrics with the same number of values get the same resampled requests.
@@ -302,7 +303,7 @@ def _percentiles(heading: str, key: str) -> list[Column[LoadRow]]:
 
 
 def _percentiles_column(heading: str, parts: Callable[[LoadRow], Parts]) -> Column[LoadRow]:
-    """Return a column with all percentiles of a time."""
+    """Return a column whose cells have all percentiles of a time."""
 
     def format_row(row: LoadRow) -> str:
         whole = np.concatenate(parts(row))

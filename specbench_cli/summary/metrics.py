@@ -41,9 +41,10 @@ class Metric:
             methods.
         meaning: Explanation in a few words.
         unit: Unit. "" for shares, counts and texts.
-        heading: Heading of its column. "" if no table has a column for it.
+        heading: Heading of the metric's column. "" if no table has such a column.
         form: Formats the value as the text of a cell.
-        cell: Formats the text of a cell from all metrics of a method. Replaces `form`.
+        cell: Formats the text of a cell from all metrics of a method. If it is set, `form` is not
+            used.
         tsv: Name in `--format tsv`. "" uses the field's name.
         align, choose: See `Heading`.
         plain: True if the heading needs no explanation.
@@ -100,7 +101,7 @@ def metric(
 
 
 def any_has(name: str) -> Callable[[Sequence[MethodSummary]], bool]:
-    """Return a function that returns True if one of some methods has a value of a metric."""
+    """Return a function that checks if any method has a value of a metric."""
     return lambda rows: any(getattr(row, name) is not None for row in rows)
 
 
@@ -128,7 +129,10 @@ def interval(row: MethodSummary) -> str:
 
 
 def letters_of(row: MethodSummary) -> list[str]:
-    """Return the letters of a method's significance groups. After z follows A'."""
+    """Return the letters of a method's significance groups.
+
+    If the letters from A to Z and a to z are used up, A', B' and so on follow.
+    """
     return _LETTER.findall(row.letters)
 
 
@@ -169,8 +173,10 @@ def accuracy_note(row: MethodSummary) -> str:
 
 
 def has_partial(rows: Iterable[MethodSummary]) -> bool:
-    """Return True if a method runs the target partly, so that its forwards do not all cost the"
-    " same."""
+    """Return True if a method's target forwards may run only a part of the target.
+
+    Such forwards do not all cost the same.
+    """
     return any(
         row.work is not None
         and row.verification_rate is not None
@@ -209,16 +215,16 @@ def _lossy(rows: Sequence[MethodSummary]) -> bool:
 
 
 def _differs_in(name: str, *but: object) -> Callable[[Sequence[MethodSummary]], bool]:
-    """Return a function that returns True if methods differ in a metric.
+    """Return a function that checks if methods differ in a metric.
 
     Args:
-        but: Values that do not count.
+        but: Values of the metric that are ignored.
     """
     return lambda rows: len({getattr(row, name) for row in rows} - {*but}) > 1
 
 
 def _accounting_metric(key: str, meaning: str, heading: str = "") -> Any:
-    """Declare a metric of the token accounting, which counts tokens by author."""
+    """Declare a metric of the token accounting, which counts tokens by their author and use."""
     return metric(
         lambda o: o.token_accounting.get(key),
         meaning,
@@ -733,7 +739,7 @@ class MethodSummary:
 
     @property
     def per_device(self) -> float | None:
-        """Speedup per device."""
+        """Speedup divided by the number of devices."""
         return None if self.speedup is None else self.speedup / self.devices
 
     @property
@@ -743,7 +749,9 @@ class MethodSummary:
 
     @property
     def engine(self) -> str:
-        """Label of the vanilla of the method's own engine. "" for specbench's engine."""
+        """Label of the vanilla method in the method's own engine. "" for methods of specbench's
+        engine.
+        """
         return "" if self.baseline == BASELINE else self.baseline
 
 
@@ -916,7 +924,11 @@ NOISY = Column(
 
 
 def table(*columns: str | Column[MethodSummary]) -> tuple[Column[MethodSummary], ...]:
-    """Return the columns of a table. A text stands for the column of the metric with that name."""
+    """Return the columns of a table.
+
+    Args:
+        columns: Columns, or names of metrics that have a column.
+    """
     return tuple(_COLUMNS[each] if isinstance(each, str) else each for each in columns)
 
 

@@ -43,14 +43,15 @@ class MethodOutputs:
     Attributes:
         records: Records of the method, at least one.
         wall, decoding: Measured speedups in wall time and in decode time.
-        broken_why: What is wrong with its outputs. None if nothing is.
+        broken_why: What is wrong with the method's outputs. None if nothing is wrong.
         ties: Number of near-ties, observed and expected.
         evidence: Comparison of sampled outputs and scores with vanilla's.
-        upper_bound: True if the method used vanilla's output.
+        upper_bound: True if the method drafts from vanilla's output, so that it bounds the speedup.
         accept_rule: Lossy accept rule with its parameters. None if there is none.
-        state_scope: Lifetime of what the method learns: "prompt", "run" or "corpus".
-        baseline: Label of the method that speedups are over.
-        declared_control: True if the manifest calls it a control.
+        state_scope: How long the method keeps what it learns: for a "prompt", a "run" or a
+            "corpus".
+        baseline: Label of the method with which times are compared, usually vanilla.
+        declared_control: True if the manifest declares the method as a control.
         constrained: True if a grammar constrains the outputs.
     """
 
@@ -79,19 +80,24 @@ class MethodOutputs:
 
     @property
     def control(self) -> bool:
-        """True if the method is a control for lossy methods."""
+        """True if the method is a control: it accepts tokens at random, for comparison with lossy
+        methods.
+        """
         rule = self.accept_rule
         return self.declared_control or (rule is not None and rule.startswith(_RANDOM_RULE))
 
     # ---- speedups --------------------------------------------------------------------------------
 
     def unless_withheld(self, measured: Speedup) -> Speedup:
-        """Return a measured speedup, or a speedup without numbers if it must not be shown."""
+        """Return a measured speedup, or a speedup without numbers if it must not be reported."""
         return measured if self._withheld_reason is None else Speedup(note=self._withheld_reason)
 
     @cached_property
     def _withheld_reason(self) -> str | None:
-        """Reason to hide the speedup: outputs are wrong, not scored or not checked. Or None."""
+        """Reason to hide the speedup, or None.
+
+        A speedup is hidden if outputs are wrong, not scored or not checked.
+        """
         if self.broken_why is not None:
             return f"BROKEN: {self.broken_why}"
         score, unchecked = self.evidence.score, self.verdicts["unchecked"]
@@ -105,7 +111,9 @@ class MethodOutputs:
 
     @cached_property
     def worst(self) -> dict[tuple[str, int], str]:
-        """(Prompt id, turn) -> worst verdict over the repeats. "failed" if there is none."""
+        """(Prompt id, turn) -> worst verdict over the repeats. "failed" if no repeat
+        has a verdict.
+        """
         worst: dict[tuple[str, int], str] = {}
         for r in self.records:
             kind = r.verdict.kind if r.verdict is not None and r.error is None else "failed"
@@ -133,7 +141,7 @@ class MethodOutputs:
 
     @cached_property
     def deviation(self) -> tuple[float | None, float | None]:
-        """Deviation of sampled outputs from the target's distribution, and its probability."""
+        """Deviation of sampled outputs from the target's distribution, and its p-value."""
         return compute_likelihood_deviation(self.records) or (None, None)
 
     def reference_read(self) -> int:
@@ -153,17 +161,17 @@ class MethodOutputs:
 
     @cached_property
     def steps(self) -> list[Steps]:
-        """Steps of the outputs that report them."""
+        """Steps of each output that reports them."""
         return [r.steps for r in self.records if r.steps is not None]
 
     @cached_property
     def relaxing(self) -> list[Steps]:
-        """Steps of the outputs that were decoded with a lossy accept rule."""
+        """Steps of each output that was decoded with a lossy accept rule."""
         return [s for s in self.steps if s.relaxed is not None]
 
     @cached_property
     def committed(self) -> list[int]:
-        """Number of tokens that steps committed, for each output."""
+        """Number of tokens that the steps of an output committed, for each output."""
         return [sum(s.committed) for s in self.steps]
 
     @cached_property
@@ -173,9 +181,10 @@ class MethodOutputs:
 
     @cached_property
     def reported(self) -> Counter[str]:
-        """Totals of outputs from engines that report drafted and accepted tokens, but no steps.
+        """Totals over outputs whose engine reports drafted and accepted tokens, but no steps.
 
-        In every engine, a step adds one token of the target to the accepted ones."""
+        In every engine, a step commits the accepted draft tokens and one more token of the target.
+        """
         totals = Counter[str]()
         for r in self.records:
             known = r.extra and {"drafted", "accepted"} <= r.extra.keys()
@@ -201,17 +210,19 @@ class MethodOutputs:
 
     @cached_property
     def tested_levels(self) -> int:
-        """Number of levels that verification reached."""
+        """Number of drafted levels that verification reached. A level is a position of
+        the draft.
+        """
         return total(s.tested for s in self.steps)
 
     @cached_property
     def accepted(self) -> int:
-        """Number of accepted levels."""
+        """Number of levels with an accepted draft token."""
         return total(s.accepted for s in self.steps)
 
     @cached_property
     def relaxed(self) -> int:
-        """Number of levels that only the lossy accept rule accepted."""
+        """Number of levels whose token only the lossy accept rule accepted."""
         return total(s.relaxed or [] for s in self.relaxing)
 
     def mat(self) -> float | None:
@@ -232,8 +243,12 @@ class MethodOutputs:
         return ratio(sum(self.committed) - last, sum(self.counts) - sum(map(bool, self.counts)))
 
     def acceptance_by_position(self) -> tuple[float, ...]:
-        """Compute for each level: steps that accepted it / steps that drafted it."""
-        # With relaxed levels, accepted levels need not come first. The tokens' origins tell them.
+        """Compute acceptance by level, from level 1.
+
+        It is (steps that accepted the level) / (steps that drafted the level).
+        """
+        # Under a lossy rule, a level that only this rule accepts can precede an accepted level. So
+        # read the accepted levels from the origins of the tokens.
         known = [
             (r.steps, r.origin if any(r.steps.relaxed or ()) else None)
             for r in self.records
@@ -288,8 +303,11 @@ class MethodOutputs:
 
     @cached_property
     def rates(self) -> tuple[float | None, float | None]:
-        """Discard rate and verification rate: rejected draft tokens and target forwards, per
-        token."""
+        """Discard rate and verification rate.
+
+        The discard rate is rejected draft tokens / tokens. The verification rate is target forwards
+        / tokens.
+        """
         discarded = verified = tokens = 0
         for r in self.records:
             if r.steps is not None and r.n_tokens:
@@ -301,8 +319,10 @@ class MethodOutputs:
         return ratio(discarded, tokens), ratio(verified, tokens)
 
     def work(self) -> float | None:
-        """Compute target forwards per token. A partial forward counts by its share of the
-        weights."""
+        """Compute target forwards per token.
+
+        A forward through a part of the target counts by the share of the weights that it reads.
+        """
         known = [
             (r.target_equivalents, r.n_tokens)
             for r in self.records
@@ -368,7 +388,12 @@ class MethodOutputs:
 
 
 def _count_steps_by_level(depths: Iterable[int]) -> dict[int, int]:
-    """Return level -> number of depths that reach it, from level 1 to the deepest."""
+    """Return level -> number of drafts that are at least as deep, from level 1 to the deepest
+    draft.
+
+    Args:
+        depths: Number of levels of each draft.
+    """
     counts, found, n = Counter(depths), dict[int, int](), 0
     for level in range(max(counts, default=0), 0, -1):
         n += counts[level]
@@ -377,7 +402,7 @@ def _count_steps_by_level(depths: Iterable[int]) -> dict[int, int]:
 
 
 def _accepted_levels(steps: Steps, origin: Sequence[str]) -> Iterable[int]:
-    """Yield the accepted levels of all steps of an output.
+    """Yield the numbers of the accepted levels, for all steps of an output.
 
     Args:
         origin: Origin of each token of the output, such as "accepted".
@@ -396,7 +421,7 @@ def total(lists: Iterable[list[int]]) -> int:
 
 
 def known_sum(counts: Iterable[int | None]) -> int | None:
-    """Return the sum of the known counts; None if none is known."""
+    """Return the sum of the counts that are not None; None if all are None."""
     known = [n for n in counts if n is not None]
     return sum(known) if known else None
 

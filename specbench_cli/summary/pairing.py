@@ -1,4 +1,4 @@
-"""Pairs of times: of a method and of vanilla, on the same prompt, turn and repeat."""
+"""Pairs of times of a method and of vanilla, for the same prompt, turn and repeat."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ UntimedReason = Literal["noisy", "failed"]
 
 
 def total_time(record: Record) -> tuple[int | None, int | None]:
-    """Return the wall time and the number of all tokens."""
+    """Return the wall time of an output and its number of tokens."""
     return record.ns.total, record.n_tokens
 
 
 def decode_time(record: Record) -> tuple[int | None, int | None]:
-    """Return the time after prefill and the number of tokens committed in it."""
+    """Return the decode time (after prefill) of an output, and its tokens committed in
+    this time.
+    """
     return record.ns.decode, None if record.n_tokens is None else record.n_tokens - 1
 
 
 @dataclass(frozen=True, slots=True)
 class PairedRecords:
-    """Paired times of several methods.
+    """Paired times of several methods and of their baseline.
 
     labels: Labels of the methods with at least one pair, in the order of `times`.
     """
@@ -83,7 +85,8 @@ def pair_times(
 def process_number(pass_: int) -> int:
     """Return the number of the process that measured a repeat.
 
-    The whole number also distinguishes loads and, if several runs are combined (`together`), runs.
+    The index of a repeat also encodes its load and, if several runs are combined (`together`), its
+    run.
     """
     return pass_ % LOAD_PASS_OFFSET
 
@@ -96,5 +99,5 @@ def untimed_reason(record: Record) -> UntimedReason | None:
 
 
 def _index(keys: Iterable[Any]) -> dict[Any, int]:
-    """Return key -> index in sorted order, so that the order of the records has no influence."""
+    """Return key -> index in sorted order. So the order of the records has no influence."""
     return {key: place for place, key in enumerate(sorted(set(keys)))}

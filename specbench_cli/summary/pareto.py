@@ -33,7 +33,7 @@ class SweepPoint:
     """A method of a sweep.
 
     swept: Swept parameter -> value.
-    along: Parameter that varies along the plotted line. None if the method is not swept.
+    along: Parameter that varies along the line of the plot. None if the method is not swept.
     front: True if the method is on the Pareto front.
     """
 
@@ -44,7 +44,9 @@ class SweepPoint:
 
     @property
     def series(self) -> str:
-        """Name of the line: the method, and the parameters that are constant along the line."""
+        """Name of the plotted line: the method, and the parameters that are constant along the
+        line.
+        """
         others = (f"{name}={value}" for name, value in self.swept.items() if name != self.along)
         return " ".join([self.row.method, *others])
 
@@ -79,7 +81,7 @@ def find_sweep(summary: Summary, manifest: Mapping[str, Any]) -> Sweep | None:
 
 
 def parameter_columns(sweep: Sweep) -> tuple[Column[MethodSummary], ...]:
-    """Return the columns of a sweep: parameters, costs, gains and the Pareto front."""
+    """Return the columns of a sweep's table: parameters, rates, speedups and the Pareto front."""
     front = {point.row.label for point in sweep.points if point.front}
     return metrics.table(
         "label",
@@ -127,7 +129,9 @@ def is_number(value: object) -> bool:
 
 
 def _main_parameter(swept_params: Mapping[str, Sequence[Any]]) -> str | None:
-    """Return the parameter that varies along a line: the one with the most numbers."""
+    """Return the parameter that varies along a plotted line: the one with the most
+    numeric values.
+    """
     return max(swept_params, key=lambda name: sum(map(is_number, swept_params[name])), default=None)
 
 

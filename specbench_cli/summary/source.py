@@ -23,7 +23,7 @@ class RecordSource(Protocol):
     manifest: dict[str, Any]
 
     def records(self, prompt_ids: Container[str] | None = None) -> Iterator[Record]:
-        """Return all records, with traces and ids, or only those of some prompts.
+        """Return all records, or only the records of some prompts, with traces and token ids.
 
         May be called repeatedly.
         """
@@ -43,10 +43,10 @@ class RecordSource(Protocol):
 
 
 def drop_details(record: Record) -> Record:
-    """Return a record without trace, token ids and drafts. They need most memory, but no metric.
+    """Return a record without trace, token ids and drafts, which need much memory.
 
-    The origin of each token is kept if a lossy rule accepted some: the counters alone do not tell
-    which levels were accepted.
+    Metrics do not need these. The origin of each token is kept if a lossy rule accepted some
+    tokens, because counters alone do not show which levels were accepted.
     """
     if record.forwards is None and record.output_ids is None and record.drafts is None:
         return record

@@ -24,7 +24,7 @@ MAX_UNTIMED = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """Speedup with its 95% interval.
+    """Speedup of a method over its baseline, with a 95% interval.
 
     note: Reason why the ratio or the interval is missing.
     rare: Outlier questions that decide the speedup, if there are any.
@@ -43,7 +43,7 @@ class Speedups:
 
     by_label: Label -> speedup. A missing speedup has a note with the reason.
     labels: Labels of the methods with at least one pair of times.
-    drawn: Bootstrap resamples of these methods. None if there are no pairs.
+    drawn: Bootstrap resamples of the methods in `labels`. None if there are none.
     """
 
     by_label: dict[str, Speedup]
@@ -103,7 +103,7 @@ def _estimate_point(
     pairs: PairedRecords,
     baseline: str,
 ) -> Speedup:
-    """Return the point estimate, or a note with the reason why there is none."""
+    """Return the estimated speedup of a method, or a note with the reason why there is none."""
     if baseline not in records_by_label and baseline != BASELINE:
         return Speedup(note=f"vanilla of its engine was not run: add --method {baseline}")
     for required_label in dict.fromkeys((baseline, label)):

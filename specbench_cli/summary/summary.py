@@ -6,8 +6,8 @@ and n_v,i and n_m,i their numbers of tokens. Then
     speedup = sum_i v_i * (n_m,i / n_v,i) / sum_i m_i
 
 If the outputs are identical, the factor is 1, so wall times are compared. If they differ (near-tie,
-sampling, lossy), the times per token are compared. The decode speedup is the same with decode times
-and with the n - 1 tokens that are committed after prefill.
+sampling, lossy), the times per token are compared. The decode speedup has the same formula, with
+decode times, and with the n - 1 tokens that are committed after prefill.
 
 Both speedups have intervals and significance groups, from the same resampled questions and repeats.
 Methods of another engine, such as vLLM, are compared with vanilla of that engine.
@@ -49,10 +49,11 @@ class Summary:
 
     lossless, lossy: Metrics of each method, best first. Methods that learn across prompts come
         last. Lossless and lossy methods are never ranked together.
-    families: Task family -> metrics of each method on it, in the same order.
+    families: Task family -> metrics of each method on this family, in the same order.
     prompts: Task -> number of questions.
     passes: Number of repeats.
-    noise_floor: A/A noise floor, as a fraction. None if it was not measured.
+    noise_floor: Difference between two measurements of vanilla (A/A), as a fraction. None if it was
+        not measured.
     vanilla_ratio: Speed of vanilla divided by that of hf:vanilla. None if hf:vanilla was not run,
         or its times were noisy.
     """
@@ -231,9 +232,10 @@ def _over_random(
     rows: Sequence[MethodSummary],
     row: MethodSummary,
 ) -> dict[str, Any]:
-    """Return the metrics of the score difference between a method and its random control.
+    """Return the score difference between a method and its random control, with its interval.
 
-    The control is used only if it accepts about as many tokens (`matches_rate`).
+    The control accepts tokens at random. It is used only if it accepts about as many tokens as the
+    method (`matches_rate`).
     """
     control = (o for o in rows if o.params.get("like") == row.label and matches_rate(o, row))
     found = score_difference(
@@ -259,12 +261,13 @@ def _model(manifest: Mapping[str, Any], role: str) -> str | None:
 
 
 def _noise_floor(rows: Iterable[MethodSummary], known: float | None) -> float | None:
-    """Return the A/A noise floor.
+    """Return the noise floor: the difference between two measurements of vanilla (A/A).
 
-    If vanilla was run twice, this is the largest distance from 1 of the second one's interval.
+    If vanilla was run twice in this run, the noise floor is the largest distance from 1 of the
+    interval of the second vanilla's speedup.
 
     Args:
-        known: Noise floor from the manifest, used otherwise.
+        known: Noise floor from the manifest, used if vanilla was run once.
     """
     for row in rows:
         if row.method == BASELINE and row.label != BASELINE and row.speedup is not None:

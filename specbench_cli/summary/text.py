@@ -31,7 +31,7 @@ Sections = tuple[tuple[int, str], ...]
 
 
 def sections(rows: Iterable[MethodSummary]) -> Sections:
-    """Return the sections of a table: run scope, lossy, and other engines.
+    """Return the sections of a table: methods that learn over the run, lossy ones, other engines.
 
     Rows before the first section are lossless methods of specbench's engine.
     """
@@ -58,7 +58,7 @@ def other_engine(vanilla: str) -> str:
 
 
 def letter_ranges(summary: Summary) -> list[str]:
-    """Return a note that explains ranges of letters, such as A-D, if there are any."""
+    """Return a note that explains ranges of significance groups, such as A-D, if there are any."""
     return ["A-D: the letters A to D"] if any("-" in group(row) for row in summary.rows) else []
 
 
@@ -85,7 +85,10 @@ def vanilla_ratio(summary: Summary) -> str:
 
 
 def proof(summary: Summary) -> str:
-    """Return what the comparison with vanilla proves, for the method with the weakest proof."""
+    """Return a sentence on what the comparison of outputs with vanilla's proves.
+
+    It is about the method with the weakest proof.
+    """
     weakest = summary.proof()
     if any(row.sampling == REPLAY for row in summary.rows):
         return "proof: none; all methods got vanilla's tokens (--verify replay)"
@@ -328,8 +331,10 @@ def controls(summary: Summary) -> list[str]:
 
 
 def _judged(row: MethodSummary) -> str:
-    """Return what an accept rule decides about. Methods that judge steps have a parameter
-    `rate`."""
+    """Return what a lossy accept rule decides about: tokens or reasoning steps.
+
+    Methods that judge steps have a parameter `rate`.
+    """
     return "the judged steps" if "rate" in row.params else "the rejected levels"
 
 

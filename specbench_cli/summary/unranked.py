@@ -1,7 +1,7 @@
 """Tables of runs whose methods cannot be ranked together.
 
-These are incompatible runs (`specbench report --force`) and runs with several targets. Each label
-contains the name of its run.
+Runs cannot be ranked together if they are incompatible (`specbench report --force`), or have
+different targets. Each label in the table contains the name of its run.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def join_forced(
 class TargetSummaries:
     """Results on several targets, as a table with one column per target.
 
-    rows: One row per method, or per method and draft. Vanilla is omitted, since it is always 1.
-    targets: Target -> label in `rows` -> metrics of the method on the target.
+    rows: One row per method, or per method and draft. Vanilla is omitted, since its speedup is
+        always 1. targets: Target -> label in `rows` -> metrics of the method on the target.
     """
 
     rows: tuple[MethodSummary, ...]

@@ -1,15 +1,16 @@
 """Baseline files with the data of runs that a comparison needs, small enough to be committed.
 
 `results/baselines/NAME/<machine id>.json` has digests, counters and times, but no texts, tokens or
-paths. A baseline can have several runs of one program. The file is JSON with one output per line,
-so that `git diff` is readable:
+paths. A baseline can have several runs of one program version. The file is JSON with one output per
+line, so that `git diff` is readable:
 
     [prompt, turn, label, pass, seed, ids, finish, verdict, error, [counters], run, run ...]
 
-Counters are in the order of `compared_output.Counters`. Each "run" is a list with the times of the
-output in that run, in the order of `compared_output.Times`, or null if the time is noisy or the
-output failed. If the output differs from that of the first run, because steps depend on timing, the
-entry is an object with the ids, counters and times of that run.
+Counters are in the order of `compared_output.Counters`. `pass` is the index of the repeat, and
+`ids` is a digest of the token ids. Each `run` entry is a list with the times of the output in that
+run, in the order of `compared_output.Times`. The entry is null if the time is noisy or the output
+failed. The output of a later run can differ from the output of the first run, because steps can
+depend on timing. Then the entry is an object with the ids, counters and times of the later run.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def save(
     root: Path = ROOT,
     warn: Callable[[str], object] = lambda _: None,
 ) -> Path:
-    """Write the file of a baseline for this machine. It replaces an earlier one of that name.
+    """Write the baseline file of this machine. An earlier file of the same baseline is replaced.
 
     Times of runs that are labelled noisy are not stored.
 
@@ -63,7 +64,7 @@ def save(
         warn: called with a sentence for each run whose times are not stored.
 
     Returns:
-        The file.
+        Path of the file.
 
     Raises:
         UsageError: a run is unfinished, the runs are not compatible, or their results differ. The
@@ -115,17 +116,20 @@ def load(path: Path) -> Side:
 
 
 def list_names(root: Path = ROOT) -> list[str]:
-    """Return the names of all baselines."""
+    """Return the names of all baselines in a folder."""
     return sorted({path.parent.name for path in root.glob("*/*.json")})
 
 
 def find_file(name: str, root: Path = ROOT) -> Path | None:
-    """Return the file of a baseline for this machine, else the first file; None if there is
-    none."""
+    """Return this machine's file of a baseline.
+
+    If this machine has no file, return the first file of the baseline. Return None if the baseline
+    does not exist.
+    """
     files = sorted((root / name).glob("*.json")) if _NAME.fullmatch(name) else []
     if len(files) < 2:
         return files[0] if files else None
-    # Imported here because the fingerprint needs torch, which takes seconds to import.
+    # Import this module only when needed: it imports torch, which takes seconds.
     from specbench_cli.measure.machine import fingerprint
 
     own = f"{fingerprint()['id']}.json"
@@ -133,7 +137,10 @@ def find_file(name: str, root: Path = ROOT) -> Path | None:
 
 
 def _join(name: str, runs: Sequence[Path]) -> Side:
-    """Join runs to one side of a comparison, without the data that a baseline does not store."""
+    """Join runs to one side of a comparison.
+
+    Remove the data that baseline files do not store.
+    """
     if not runs:
         raise UsageError("a baseline needs a run", hint=f"specbench compare --save {name} last")
     side = join_runs(name, runs)
@@ -149,7 +156,10 @@ def _join(name: str, runs: Sequence[Path]) -> Side:
 
 
 def _strip_output(output: ComparedOutput, noisy: bool) -> ComparedOutput:
-    """Remove times if noisy, and the text of the error, which may contain paths."""
+    """Return an output without its error text, which may contain paths.
+
+    If the run is noisy, also remove the output's times.
+    """
     if noisy:
         output = replace(output, times=None)
     if output.error is None:
@@ -170,7 +180,7 @@ _Finish = Literal["eos", "length", "stop", "error"]
 
 
 class _BaselineRun(TypedDict):
-    """An output of a later run that differs from that of the first run."""
+    """Output in a later run of the baseline, if it differs from the output in the first run."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]
 
@@ -196,11 +206,14 @@ class _BaselineRow(TypedDict):
 
 
 class _BaselineLine:
-    """A line of an output: the fields of the first run, then one entry per run."""
+    """Schema of a line of the baseline file, which stores one output.
+
+    The line has the output's fields in the first run, and then one entry per run.
+    """
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return a tuple schema; the type of the last position repeats."""
+        """Return the schema of a tuple whose last item may repeat."""
         key, own = (Name, Count, Name, Count, Count), (_Finish, _Verdict | None, str | None)
         of = (*key, str | None, *own, _Counters, _Times | _BaselineRun | None)
         places = [handler.generate_schema(each) for each in of]
@@ -208,7 +221,7 @@ class _BaselineLine:
 
 
 class _BaselineFile(TypedDict):
-    """A baseline file."""
+    """Schema of a baseline file."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]
 
@@ -233,7 +246,7 @@ def dump(side: Side) -> str:
     """Return the content of the baseline file for a side.
 
     Raises:
-        UsageError: outputs of one label, or of one prompt, contradict each other.
+        UsageError: outputs of the same method, or of the same prompt, contradict each other.
     """
     rows: dict[str, dict[str, Any]] = {}
     prompts: dict[tuple[str, int], list[Any]] = {}
@@ -305,7 +318,7 @@ def parse(text: str) -> Side:
 
 
 def _dump_outputs(side: Side) -> Iterator[list[Any]]:
-    """Yield the lines of outputs, grouped by method."""
+    """Yield one line of the baseline file per output, grouped by method."""
     runs: dict[PairKey, list[ComparedOutput]] = defaultdict(list)
     for output in (output for process in side.processes for output in process):
         runs[output.key].append(output)
@@ -323,7 +336,10 @@ def _dump_outputs(side: Side) -> Iterator[list[Any]]:
 
 
 def _dump_run(output: ComparedOutput, first: ComparedOutput) -> Any:
-    """Return the entry of a later run: times, or an object if the output differs."""
+    """Return the entry of an output in a later run.
+
+    It is a list of times, or an object if the output differs from the output in the first run.
+    """
     if replace(output, times=first.times) == first:
         return _dump_times(output)
     own = {name: getattr(output, name) for name in _OUTPUT_FIELDS}
@@ -339,7 +355,6 @@ def _read_outputs(
     rows: Mapping[str, Mapping[str, Any]],
     prompts: Mapping[tuple[str, int], Sequence[Any]],
 ) -> Iterator[ComparedOutput]:
-    """Yield the outputs of a line, one per run."""
     prompt_id, turn, label, pass_, seed, *rest = line
     own, (counters, first, *more) = rest[: len(_OUTPUT_FIELDS)], rest[len(_OUTPUT_FIELDS) :]
     output = ComparedOutput(
@@ -414,7 +429,7 @@ def _set_consistent(table: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 def _format_block(brackets: str, lines: Iterable[str]) -> str:
-    """Return lines between brackets, one per line."""
+    """Return the lines, separated by commas and enclosed in brackets."""
     opening, closing = brackets[0], brackets[1]
     inside = ",\n".join(lines)
     return f"{opening}\n{inside}\n{closing}" if inside else brackets

@@ -1,4 +1,7 @@
-"""Sides of a comparison from run folders. Records are reduced to the data that is compared."""
+"""Conversion of run folders to sides of a comparison.
+
+Only the data that a comparison needs is kept from each record.
+"""
 
 from __future__ import annotations
 
@@ -125,10 +128,12 @@ def _times(record: Record) -> Times:
 
 
 def _forward_times(trace: Trace) -> tuple[int | None, int | None, int | None]:
-    """Return the median times in ns of draft and verify forwards, and the minimum of draft ones.
+    """Return three times in ns: of draft forwards, verify forwards, and the fastest draft forwards.
 
-    Each is a mean over kinds of forwards (same model, layers and number of tokens); None if there
-    is no such forward. Cancelled forwards do not count, because they ended early.
+    Forwards are of the same kind if they have the same model, layers and number of tokens. The
+    first two times are medians, and the third is a minimum. Each is computed per kind, and then
+    averaged over the kinds. A time is None if there is no such forward. Cancelled forwards do not
+    count, because they ended early.
     """
     cancelled, durations = set(trace.unused), defaultdict[tuple[int, int], list[int]](list)
     for place, (kind, n, t0, t1) in enumerate(
@@ -146,7 +151,10 @@ def _forward_times(trace: Trace) -> tuple[int | None, int | None, int | None]:
 def _weighted_mean(
     durations: Sequence[Sequence[int]], summarize: Callable[[Sequence[int]], float]
 ) -> int | None:
-    """Return the mean over kinds of a summary of each kind, weighted by the number of forwards."""
+    """Return the mean of a summary (median or minimum) over kinds of forwards.
+
+    Each kind is weighted by its number of forwards.
+    """
     count = sum(map(len, durations))
     return round(sum(len(own) * summarize(own) for own in durations) / count) if count else None
 
@@ -175,7 +183,7 @@ def _output_and_row(record: Record) -> tuple[ComparedOutput, RowFacts]:
 
 
 def _merge_row(before: RowFacts | None, row: RowFacts) -> RowFacts:
-    """Merge the facts about a method from two records: the second adds its models to the first."""
+    """Merge the facts about a method from two records: the models of both records are kept."""
     if before is None or before.models is None or row.models == before.models:
         return row
     models = before.models if row.models is None else {*before.models, *row.models}
@@ -183,12 +191,12 @@ def _merge_row(before: RowFacts | None, row: RowFacts) -> RowFacts:
 
 
 def _rows(manifest: Mapping[str, Any], seen: Mapping[str, RowFacts]) -> dict[str, RowFacts]:
-    """Return the facts about each method with outputs, in the order of the manifest.
+    """Return the facts about each method that has outputs, in the order of the manifest.
 
-    Facts that an older manifest lacks come from the records.
+    A manifest of an older version lacks some facts. These are taken from the records.
 
     Args:
-        seen: facts from the records, by label.
+        seen: facts from the records, by label of the method.
     """
     rows: dict[str, RowFacts] = {}
     for row in manifest.get("rows") or ():

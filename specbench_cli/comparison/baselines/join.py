@@ -17,10 +17,10 @@ from specbench_cli.summary.compatibility import find_incompatibilities, short_na
 
 
 def join_runs(name: str, runs: Sequence[Path]) -> Side:
-    """Join runs to one side. Times of noisy runs are dropped, unless all runs are noisy.
+    """Join runs to one side of a comparison. Drop times of noisy runs, unless all runs are noisy.
 
     Args:
-        runs: at least one.
+        runs: folders of the runs; at least one.
 
     Raises:
         UsageError: a run is unfinished or named twice, or the runs have different settings or
@@ -64,7 +64,10 @@ def join_runs(name: str, runs: Sequence[Path]) -> Side:
 def _describe_differences(
     first: Side, other: Side, first_name: str, other_name: str
 ) -> Iterable[str]:
-    """Describe the differences between two runs by method, except those that timing can cause."""
+    """Describe the differences between the outputs of two runs, by method.
+
+    Differences that timing can cause are omitted.
+    """
     for label in dict.fromkeys((*first.rows, *other.rows)):
         if label not in first.rows or label not in other.rows:
             lacking = first_name if label not in first.rows else other_name

@@ -15,7 +15,7 @@ SCHEMA = 1
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
-    """Return the document: the verdict, then every row with its findings and times."""
+    """Return the JSON document: pass or fail, then every row with its findings and times."""
     counts = Counter(words.outcome_name(row) for row in comparison.rows)
     return {
         "schema": SCHEMA,
@@ -35,7 +35,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
 
 
 def trends_as_dict(trends: Trends) -> dict[str, Any]:
-    """Return trends as a JSON document: the runs, and each figure with its change points."""
+    """Return trends as a JSON document: the runs, and each metric with its change points."""
     return {
         "schema": SCHEMA,
         "kind": "trends",

@@ -21,11 +21,11 @@ _PLACES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonColumn:
-    """A column of a comparison's rows.
+    """A column of the table of a comparison. A row is a method on a task.
 
-    lines: text of the table cell of a row, as lines.
-    data: values for programs, flat, by name.
-    document: values for JSON, nested, by name.
+    lines: returns the text of the column's cell for a row, as lines.
+    data: returns flat values for programs, by name.
+    document: returns nested values for JSON, by name.
     """
 
     heading: str = ""
@@ -37,7 +37,7 @@ class ComparisonColumn:
 def _plain_column(
     name: str, get: Callable[[RowOutcome], Any], *, document: str | None = None
 ) -> ComparisonColumn:
-    """Return a column with the same value as text and as data."""
+    """Return a column whose text and data are the same value."""
 
     def value(row: RowOutcome, _: Comparison) -> Any:
         return get(row)
@@ -55,7 +55,7 @@ def _is_failed(row: RowOutcome, comparison: Comparison) -> bool:
 
 
 def _get_decode_change(name: str) -> Getter:
-    """Return a getter for an attribute of the change of a row's decode time."""
+    """Return a function that reads an attribute of a row's decode time change."""
     return lambda row, _: getattr(words.decode_change(row), name, None)
 
 

@@ -1,4 +1,7 @@
-"""Plot of trends: one panel per row, with each run's value relative to the series' median."""
+"""Plot of trends, with one panel per row (a method on a task).
+
+A panel shows the value of each run, relative to the median over the runs.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _CHANGE_COLOUR = "#D55E00"
 
 
 def write(trends: Trends, folder: Path) -> list[Path]:
-    """Write `trend-<figure>[-<page>]` as .svg and .png for every figure that changes between runs.
+    """Write `trend-<metric>[-<page>]` as .svg and .png for every metric that changes between runs.
 
     Rows that are equal in all runs are left out.
     """
@@ -43,7 +46,11 @@ def write(trends: Trends, folder: Path) -> list[Path]:
 
 
 def draw(trends: Trends, page: Sequence[TrendSeries]) -> plots.Figure:
-    """Draw one page: panels of one figure on the same axes; at least one series."""
+    """Draw one page. All panels show the same metric and have the same axes.
+
+    Args:
+        page: series of the panels; at least one.
+    """
     reach = _axis_reach(page)
     bad = {series.key: series.values for series in trends.series if series.figure == BAD}
     x = plots.Axis(low=0.4, high=len(trends.runs) + 0.6, bins=5)
@@ -59,11 +66,11 @@ def draw(trends: Trends, page: Sequence[TrendSeries]) -> plots.Figure:
 
 
 def _marks(series: TrendSeries, bad: Sequence[float | None], reach: float) -> list[plots.Mark]:
-    """Return the marks of a series: its runs, levels (medians) and change points.
+    """Return the marks of a series: its runs, the medians between change points, and change points.
 
     Args:
-        bad: number of bad outputs of each run, if known.
-        reach: half height of the y axis. A run outside is drawn at the edge.
+        bad: number of errors and mismatches of each run, if known.
+        reach: half of the height of the y axis. A run beyond it is drawn at the edge.
     """
     middle = median(series.known_values) or 1.0
     deviations = {
@@ -100,8 +107,10 @@ def _marks(series: TrendSeries, bad: Sequence[float | None], reach: float) -> li
 
 
 def _titles(trends: Trends, page: Sequence[TrendSeries]) -> dict[str, TrendSeries]:
-    """Return the series by panel title: method and newest value, and the task if there are
-    several."""
+    """Return the series by panel title.
+
+    A title has the method and the newest value. It has the task, too, if there are several tasks.
+    """
     several = len({series.key.task for series in trends.series}) > 1
     return {
         f"{words.row_name(series) if several else series.key.label}"
@@ -111,7 +120,7 @@ def _titles(trends: Trends, page: Sequence[TrendSeries]) -> dict[str, TrendSerie
 
 
 def _axis_reach(page: Sequence[TrendSeries]) -> float:
-    """Return half the height of the y axis, so that all levels and nearly all runs are inside."""
+    """Return half the height of the y axis, so that all medians and nearly all runs are visible."""
     levels, deviations = [_MIN_REACH], [_MIN_REACH]
     for series in page:
         middle = median(series.known_values) or 1.0

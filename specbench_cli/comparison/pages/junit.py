@@ -19,8 +19,8 @@ _NOT_COMPARED = "not compared"
 def render(comparison: Comparison) -> str:
     """Return the XML document.
 
-    Rows that fail the gate are failures. Rows and other things that were not compared are skipped.
-    Other findings are in a case's system-out.
+    A row that fails the comparison is a failure. Rows that could not be compared are skipped tests.
+    Other findings are written to `system-out` of their test case.
     """
     root = Xml.Element("testsuites", name="specbench compare")
     rows = sorted(comparison.rows, key=lambda row: row.key.task)
@@ -60,7 +60,10 @@ def _add_row(suite: Xml.Element, row: RowOutcome, comparison: Comparison) -> Non
 
 
 def _add_case(suite: Xml.Element, classname: str, name: str) -> Xml.Element:
-    """Add a case. Its time is 0, because a comparison measures none and readers require one."""
+    """Add a test case.
+
+    JUnit readers require a time. It is 0, because a comparison measures none.
+    """
     return Xml.SubElement(
         suite,
         "testcase",
@@ -71,7 +74,7 @@ def _add_case(suite: Xml.Element, classname: str, name: str) -> Xml.Element:
 
 
 def _set_counts(element: Xml.Element) -> None:
-    """Set the counts that readers expect as attributes of suites."""
+    """Set the numbers of tests, failures and so on, which JUnit readers expect."""
     for attribute, tag in (("tests", "testcase"), ("failures", "failure"), ("skipped", "skipped")):
         element.set(attribute, str(sum(1 for _ in element.iter(tag))))
     element.set("errors", "0")

@@ -17,8 +17,7 @@ _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 
 def render(comparison: Comparison) -> str:
-    """Return the comment: verdict, changes, what was not compared, and how to accept the
-    changes."""
+    """Return the comment: pass or fail, changes, what was not compared, how to accept changes."""
     changed, same = words.changed_rows(comparison), words.unchanged_rows(comparison)
     base, new = (_format_side(*side) for side in words.side_names(comparison))
     verdict, _, why = words.headline(comparison).partition(": ")
@@ -45,7 +44,10 @@ def render(comparison: Comparison) -> str:
 
 
 def code(value: object) -> str:
-    """Return text for a code span; backticks, which would end it, become apostrophes."""
+    """Return text as a Markdown code span.
+
+    Backticks would end the span, so they become apostrophes.
+    """
     return output.escape_hidden(" ".join(str(value).split())).replace("`", "'")
 
 
@@ -77,7 +79,7 @@ def _not_compared(comparison: Comparison) -> list[str]:
 
 
 def _explain_comparison(comparison: Comparison) -> list[str]:
-    """Return sentences on the gates, and on why each rule applies."""
+    """Return sentences on how rows were compared, and why."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in comparison.rows:
         if row.rule_reason and words.is_compared(row):

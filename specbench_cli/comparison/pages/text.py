@@ -1,4 +1,7 @@
-"""A comparison and trends as text tables, equal in a log and on a terminal, and as TSV."""
+"""A comparison and trends as tables in plain text and as TSV.
+
+The text is the same in a log file and on a terminal.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +65,9 @@ def _format_row(row: RowOutcome, comparison: Comparison) -> dict[str, str]:
 
 
 def print_trends(trends: Trends, form: output.Format = "table") -> None:
-    """Print first and newest value of each figure, and its change points.
+    """Print first and newest value of each metric, and its change points.
 
-    TSV has one line per run and figure; everything else goes to stderr.
+    TSV has one line per run and metric. Everything else is printed to stderr.
     """
     say = partial(_print_line, form)
     first, newest = trends.runs[0], trends.runs[-1]
@@ -82,7 +85,7 @@ def print_trends(trends: Trends, form: output.Format = "table") -> None:
 
 
 def _summary_rows(trends: Trends) -> list[dict[str, Any]]:
-    """Return one line per row, with one column per figure."""
+    """Return one line per row (method on a task), with one column per metric."""
     lines: dict[RowKey, dict[str, Any]] = {}
     for series in trends.series:
         line = lines.setdefault(
@@ -102,7 +105,7 @@ def _summary_rows(trends: Trends) -> list[dict[str, Any]]:
 
 
 def _value_rows(trends: Trends) -> list[dict[str, Any]]:
-    """Return one line per run and figure."""
+    """Return one line per run, row and metric."""
     return [
         {
             "run": run.name,
@@ -120,7 +123,7 @@ def _value_rows(trends: Trends) -> list[dict[str, Any]]:
 
 
 def _describe_change(trends: Trends, series: TrendSeries, point: ChangePoint) -> str:
-    """Describe a change point: values, time and commits."""
+    """Describe a change point: values before and after it, time and commits."""
     last, first = trends.runs[point.last], trends.runs[point.first]
     levels = (words.format_figure(series.figure, level) for level in (point.before, point.after))
     commits = f"commit {last.commit or 'unknown'} -> {first.commit or 'unknown'}"
@@ -133,7 +136,7 @@ def _describe_change(trends: Trends, series: TrendSeries, point: ChangePoint) ->
 
 
 def _explain_changes(trends: Trends) -> str:
-    """Explain change points and their error probability."""
+    """Explain what a change point is, and the probability of a false one."""
     noisy = sum(series.noisy for series in trends.series)
     return (
         f"* changes: of the {noisy} noisy figures those of level, with a chance of"

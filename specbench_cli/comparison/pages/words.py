@@ -1,4 +1,4 @@
-"""Wording of a comparison, shared by terminal, Markdown and JUnit."""
+"""Wording of a comparison, shared by terminal, Markdown and JUnit output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HEADLINE_ROWS = 2
 
 
 def is_compared(row: RowOutcome) -> bool:
-    """Return True if anything of a row was compared."""
+    """Return True if the outputs or times of a row were compared."""
     return row.rule != "nothing" or bool(row.changes)
 
 
@@ -43,7 +43,7 @@ def uncompared_rows(comparison: Comparison) -> list[RowOutcome]:
 
 
 def headline(comparison: Comparison) -> str:
-    """Return pass or fail with the reason, in one line."""
+    """Return one line that says whether the comparison passes or fails, and why."""
     failed, rows = comparison.failed_rows, comparison.rows
     if not failed:
         return f"pass: {format_row_count(len(rows))}: {tally(comparison)}"
@@ -66,7 +66,7 @@ def tally(comparison: Comparison) -> str:
 
 
 def failing_findings(row: RowOutcome, comparison: Comparison) -> list[ComparisonFinding]:
-    """Return the findings of a row that fail the gate, worst first."""
+    """Return the findings of a row with which the comparison fails, worst first."""
     return [found for found in sort_findings(row) if found.outcome in comparison.fail_on]
 
 
@@ -88,7 +88,10 @@ def group_findings(comparison: Comparison) -> list[tuple[str, ComparisonFinding]
 
 
 def can_accept(comparison: Comparison) -> bool:
-    """Return True if a failing change may be intended; broken outputs never are."""
+    """Return True if the user may have intended the failing changes.
+
+    Broken outputs are never intended.
+    """
     return any(
         found.outcome != "broken"
         for row in comparison.failed_rows
@@ -97,7 +100,7 @@ def can_accept(comparison: Comparison) -> bool:
 
 
 def side_names(comparison: Comparison) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Return name and commit of BASE and of NEW; an unknown commit is empty."""
+    """Return (name, commit) of BASE and of NEW. An unknown commit is an empty text."""
     facts = comparison.facts
     base, new = (str(facts.get(side, {}).get("commit", "")) for side in ("base", "new"))
     return (comparison.base, base), (comparison.new, new)
@@ -141,7 +144,7 @@ def format_locations(where: Sequence[str], shown: int) -> str:
 
 
 def describe_basis(comparison: Comparison) -> list[str]:
-    """Return sentences on the gates and rules of a comparison."""
+    """Return sentences on how rows were compared: the checks and rules that applied."""
     rules = Counter(row.rule for row in comparison.rows if row.rule != "nothing")
     applied = ", ".join(f"{rule} ({format_row_count(n)})" for rule, n in rules.items()) or "none"
     fail_on = ", ".join(comparison.fail_on) or "nothing"
@@ -153,7 +156,7 @@ def describe_basis(comparison: Comparison) -> list[str]:
 
 
 def format_figure(kind: str, value: float) -> str:
-    """Return a value of a trend as text."""
+    """Format a value of a trend."""
     if kind == trend.SPEEDUP:
         return formats.ratio(value)
     if kind == trend.ACCEPTANCE:

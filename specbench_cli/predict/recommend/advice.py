@@ -39,9 +39,9 @@ def advise(
     Args:
         journal: request and progress of the recommendation.
         summary: summary of the confirmation run, or None if nothing was confirmed.
-        sizes, costs, others: see `modelled.model_speedups`.
+        sizes, costs, others: as in `speedup_model.model_speedups`.
     Raises:
-        UsageError: as `modelled.model_speedups`.
+        UsageError: as in `speedup_model.model_speedups`.
     """
     rows = {row.label: row for row in summary.rows} if summary is not None else {}
     confirmed = [
@@ -81,7 +81,10 @@ def advise(
 
 
 def _confirmed_result(journal: Journal, row: MethodSummary) -> dict[str, Any]:
-    """Return a method's results on held-out prompts. It pays if its whole interval is above 1."""
+    """Return a method's results on held-out prompts.
+
+    The method pays off if the whole interval of its speedup is above 1.
+    """
     sound = not row.broken and row.speedup_low is not None
 
     def copy_metrics(*metrics: str) -> dict[str, Any]:

@@ -25,9 +25,9 @@ class _EngineModel(BaseModel):
 
 
 class CommandForm(_EngineModel):
-    """Template of the command that starts a method in an engine.
+    """Template of the command that starts a method in a serving engine.
 
-    text: the template.
+    text: the template, with placeholders for the names of the models.
     when: parameters of the method for which the template is valid.
     note: remark for the user.
     """
@@ -67,7 +67,9 @@ class LaunchCommand:
 
 @dataclass(frozen=True, slots=True)
 class ServedModels:
-    """Names of the models for engines: a hub id or a folder. None if there is no such model."""
+    """Names of the models of a method: a hub id or a folder each. None if there is no
+    such model.
+    """
 
     target: str
     draft: str | None = None
@@ -84,7 +86,7 @@ class ServedModels:
 
 @cache
 def load_engines() -> tuple[ServingEngine, ...]:
-    """Return the engines in the order of the file."""
+    """Return the serving engines in the order of `engines.yaml`."""
     text = files("specbench_cli.predict.recommend").joinpath("engines.yaml").read_text("utf-8")
     return tuple(ServingEngine.model_validate(each) for each in yaml.safe_load(text)["engines"])
 
@@ -95,7 +97,7 @@ def launch_commands(
     """Return the command of every engine for a method.
 
     Args:
-        params: parameters that take effect.
+        params: parameters of the method that take effect.
     """
     return [_fill_command(engine, method, params, models) for engine in load_engines()]
 

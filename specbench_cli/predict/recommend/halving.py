@@ -1,8 +1,8 @@
 """Successive halving: a search for the fastest of many candidates (methods with parameters).
 
-All candidates decode a few prompts, the faster half decodes twice as many, and so on until one is
-left. Each round gets an equal share of the remaining time (Jamieson & Talwalkar, "Non-stochastic
-Best Arm Identification and Hyperparameter Optimization", AISTATS 2016).
+All candidates decode a few prompts. The faster half decodes twice as many prompts, and so on until
+one candidate is left. Each round gets an equal share of the remaining time (Jamieson & Talwalkar,
+"Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS 2016).
 
 Candidates are ranked by their speedup over vanilla on the prompts of all rounds so far. Each round
 uses new prompts. The caller measures the rounds and reports how long each took.
@@ -40,7 +40,9 @@ PILOT, CONFIRMATION = "pilot", "confirmation"
 
 @dataclass(frozen=True)
 class RoundResult:
-    """Records of a round, and its duration in seconds with all overhead."""
+    """Records of a round of the search, and the duration of the round in seconds with
+    all overhead.
+    """
 
     records: Sequence[Record]
     seconds: float
@@ -66,11 +68,12 @@ class Measure(Protocol):
 class SearchSpace:
     """Candidates of a search.
 
-    waves: labels in the order of trial, in groups. The first group has each method with the given
-        parameters, the next ones have each method with one parameter changed.
-    kinds: label -> True if it is lossless. Each kind is halved separately.
-    warm_tokens: number of warm-up tokens of each candidate before a round is timed.
-    check_tokens: number of tokens that the check of outputs recomputes after a long round.
+    waves: groups of labels, in the order of trial. The first group has each method with the given
+        parameters. In later groups, one parameter of each method is changed.
+    kinds: label -> True if the candidate is lossless. Lossless and lossy candidates are halved
+        separately.
+    warm_tokens: number of warm-up tokens of each candidate before a round is timed. check_tokens:
+        number of tokens that the check of outputs recomputes after a long round.
     """
 
     waves: Sequence[Sequence[str]]
@@ -88,10 +91,11 @@ class SearchSpace:
 class Trial:
     """Results of a candidate so far.
 
-    rounds: number of rounds in which it was measured.
-    ratio: paired speedup over vanilla; None if it has none.
-    prompts: number of turns that it decoded.
-    out: reason why it was removed; None if it was not, or only because it was slower.
+    rounds: number of rounds in which the candidate was measured.
+    ratio: speedup over vanilla, paired by prompt; None if there is none.
+    prompts: number of turns that the candidate decoded.
+    out: reason why the candidate was removed. None if it was not removed, or only because it was
+        slower.
     """
 
     label: str
@@ -105,7 +109,7 @@ class Trial:
 class BestCandidate:
     """Result of a search.
 
-    winners: the best candidate of each kind, lossless first.
+    winners: the best lossless candidate, and then the best lossy candidate.
     trials: label -> trial, for all candidates that were started, in order.
     untried: labels for which there was no time.
     rounds: number of rounds.
@@ -155,7 +159,7 @@ class TimeEstimates:
         return estimates
 
     def learn(self, round_: RoundResult, rows: int) -> None:
-        """Update the estimates with a round."""
+        """Update the estimates with the measured times of a round."""
         self._learn(round_.records)
         spent = sum(record.ns.total or 0 for record in round_.records) / 1e9
         rest = round_.seconds - spent - self.round_overhead_s - (rows + 1) * self.warm_s
@@ -165,9 +169,9 @@ class TimeEstimates:
         )  # the pilot round also loaded files for the first time
 
     def prompt_s(self, rows: Iterable[str]) -> float:
-        """Return the time of one prompt for vanilla and some candidates.
+        """Return the estimated time of one prompt for vanilla and some candidates.
 
-        Vanilla's time is the estimate for unknown candidates.
+        A candidate without an estimate is assumed to take as long as vanilla.
         """
         usual = self.label_s.get(BASELINE, 0.0)
         own = [self.label_s.get(label, usual) for label in (BASELINE, *rows)]
@@ -181,7 +185,7 @@ class TimeEstimates:
     def plan_confirmation(self, rows: Sequence[str], seconds: float) -> tuple[int, float]:
         """Return the number of prompts of a confirmation, and its time limit in seconds.
 
-        All of its outputs are checked afterwards, which needs the remaining time.
+        All outputs of the confirmation are checked afterwards. This check needs the remaining time.
         """
         left = seconds - self.round_overhead_s - self.check_s - (len(rows) + 1) * self.warm_s
         prompt_s = self.prompt_s(rows)
@@ -229,7 +233,8 @@ def halve(
     while _is_undecided(remaining, candidates.kinds) or not rounds:
         left = seconds - spent
         share = left / _rounds(len(remaining))
-        # If the share is too short for one prompt, take time from later rounds, which are smaller.
+        # If the round's share of the time is too short for one prompt, take time from later rounds.
+        # These have fewer candidates.
         fits = max(
             estimates.max_prompts(remaining, share), min(1, estimates.max_prompts(remaining, left))
         )
@@ -319,7 +324,9 @@ def _of_kind(labels: Sequence[str], kinds: Mapping[str, bool], kind: bool) -> li
 
 
 def _is_undecided(remaining: Sequence[str], kinds: Mapping[str, bool]) -> bool:
-    """Return True if more than one candidate of a kind is left."""
+    """Return True if more than one lossless candidate, or more than one lossy
+    candidate, is left.
+    """
     return any(len(_of_kind(remaining, kinds, kind)) > 1 for kind in (True, False))
 
 
@@ -329,7 +336,9 @@ def _judge(
     records: Mapping[str, Sequence[Record]],
     rounds: int,
 ) -> None:
-    """Update the trials: the speedup so far, or the reason why a candidate is removed.
+    """Update the candidates' trials after a round.
+
+    A trial gets the speedup so far, or the reason why its candidate is removed.
 
     Raises:
         EnvironmentFault: no time can be used, because the machine was noisy.
@@ -369,7 +378,10 @@ def _fault(records: Sequence[Record]) -> str | None:
 def _better_half(
     remaining: Sequence[str], kinds: Mapping[str, bool], trials: Mapping[str, Trial]
 ) -> list[str]:
-    """Return the candidates of the next round: the faster half of each kind, without faults."""
+    """Return the candidates of the next round, without those that had an error or a mismatch.
+
+    They are the faster half of the lossless candidates, and the faster half of the lossy ones.
+    """
     kept: list[str] = []
     for kind in (True, False):
         own = _of_kind(remaining, kinds, kind)
@@ -380,13 +392,16 @@ def _better_half(
 
 
 def _rank(labels: Sequence[str], trials: Mapping[str, Trial]) -> list[str]:
-    """Sort labels by speedup, fastest first, without a speedup last. Ties keep their order."""
+    """Sort labels by speedup, fastest first. Labels without a speedup are last.
+
+    Labels with equal speedups keep their order.
+    """
     return sorted(labels, key=lambda label: -(trials[label].ratio or 0.0))
 
 
 def _winners(
     remaining: Sequence[str], kinds: Mapping[str, bool], trials: Mapping[str, Trial]
 ) -> list[str]:
-    """Return the best candidate of each kind."""
+    """Return the best lossless candidate and the best lossy candidate, if there are any."""
     found = [_rank(_of_kind(remaining, kinds, kind), trials)[:1] for kind in (True, False)]
     return [label for best in found for label in best if trials[label].ratio is not None]

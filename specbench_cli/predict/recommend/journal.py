@@ -31,12 +31,12 @@ _ANEW = "start again: specbench recommend"
 
 
 class SearchRound(BaseModel):
-    """A round that was started.
+    """A round of the search that was started.
 
     rows: labels of the candidates.
-    prompts: prompt ids.
-    limit_s: time limit in seconds.
-    seconds: duration in seconds; None until it is finished.
+    prompts: ids of the prompts.
+    limit_s: time limit of the round in seconds.
+    seconds: duration of the round in seconds; None until the round is finished.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -50,12 +50,13 @@ class SearchRound(BaseModel):
 class Journal(BaseModel):
     """Request and progress of a recommendation.
 
-    minutes: time budget.
+    minutes: time budget in minutes.
     config: configuration of all rounds. Its methods are the candidates.
     sources: source of each value of the configuration.
     waves: labels of the candidates in the order of trial.
-    left_out: methods that cannot run here, with the reason.
-    search, held_out: prompt ids in the order of use.
+    left_out: methods that cannot run on this machine, with the reason.
+    search, held_out: ids of the prompts for the search and for the confirmation, in the order of
+        use.
     rounds: folder name -> round.
     """
 
@@ -116,7 +117,8 @@ def create(folder: Path, journal: Journal) -> None:
                 else "choose a new or empty folder with --out",
             )
         journal.write(folder)
-        # The user started this run, so resuming it needs no further permission.
+        # The user started this recommendation. Store that it is permitted, so that resuming needs
+        # no further permission.
         permission.permit(permission.collect_requests(journal.config, folder / FILE))
     except OSError as error:
         if error.errno in FULL:
@@ -138,7 +140,7 @@ def finish(folder: Path, result: Mapping[str, Any]) -> None:
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """Read the result in a folder; None if there is none yet.
+    """Read the result in the folder of a recommendation; None if there is no result yet.
 
     Raises:
         UsageError: the result cannot be read.

@@ -57,7 +57,7 @@ def create_journal(config: RunConfig, sources: Mapping[str, str], minutes: float
 
     Raises:
         UsageError: the time is too short, a method cannot be recommended, or there are too few
-            questions to hold some out; errors of `make_plan`.
+            questions to hold some out; or `make_plan` fails.
     """
     if not minutes * 60 >= MIN_BUDGET_S:
         raise UsageError(
@@ -101,10 +101,10 @@ def create_journal(config: RunConfig, sources: Mapping[str, str], minutes: float
 
 
 def _drop_unsuitable(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
-    """Return the configuration without unsuitable methods, and label -> reason for these.
+    """Return the configuration without unsuitable methods, and the reasons by method label.
 
     Raises:
-        UsageError: a method belongs to another program, whose settings specbench cannot recommend.
+        UsageError: a method belongs to another engine, whose settings specbench cannot recommend.
     """
     reasons: dict[str, str] = {}
     for row in config.methods:
@@ -126,10 +126,10 @@ def _drop_unsuitable(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
 
 
 def _make_waves(method_runs: Sequence[MethodRun], config: RunConfig) -> list[list[MethodRun]]:
-    """Return the candidates in the order of trial.
+    """Return groups (waves) of candidates in the order of trial.
 
-    The first wave has each method with its own settings, the next has each with one setting
-    changed, and so on. The order within a wave is random, from the seed.
+    The first wave has each method with its own settings. The next wave has each method with one
+    setting changed, and so on. The order within a wave is random, from the seed.
     """
     columns = [list_candidates(method_run, MAX_SETTINGS, config.rule) for method_run in method_runs]
     waves: list[list[MethodRun]] = []
@@ -145,7 +145,10 @@ def _make_waves(method_runs: Sequence[MethodRun], config: RunConfig) -> list[lis
 
 
 def _order_prompts(questions: Sequence[Question], seed: int) -> list[str]:
-    """Return prompt ids in an order in which every prefix has all task families, as `--limit`."""
+    """Return prompt ids in an order in which the first n prompts cover all task families.
+
+    The option `--limit` uses the same order.
+    """
     pool = sample_questions(questions, MAX_QUESTIONS, seed)
     order: dict[str, None] = {}
     for n in range(1, len({question.base_id for question in pool}) + 1):
@@ -155,12 +158,12 @@ def _order_prompts(questions: Sequence[Question], seed: int) -> list[str]:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Result of a search with its confirmation.
+    """Result of a search, and of the confirmation of the best candidates.
 
     best: result of the search.
     confirmed: labels that were measured on held-out prompts.
     run: folder of the confirmation run; None if there was nothing to confirm.
-    exit_code: the worst exit code of the confirmation, or of a search round with wrong outputs.
+    exit_code: worst exit code among the confirmation and the search rounds with wrong outputs.
     """
 
     best: BestCandidate
@@ -179,7 +182,7 @@ def recommend(journal: Journal, folder: Path, view: RunView, force: bool = False
         force: continue even if the program or the machine changed after the start of a round.
 
     Raises:
-        UsageError, EnvironmentFault: as `halve`, and as a run.
+        UsageError, EnvironmentFault: as in `halve`, or a run of a round fails.
     """
     place = folder / FILE
     permission.check(permission.collect_requests(journal.config, place), str(place))
@@ -220,10 +223,10 @@ def _candidates(journal: Journal) -> SearchSpace:
 class RoundRunner:
     """Runner of a recommendation's rounds. Each round is a run.
 
-    A round that is already finished is read, with its stored duration.
+    If a round is already finished, its records and its stored duration are read.
 
     Attributes:
-        exit_code: the worst exit code so far, of the confirmation, or of a search round with wrong
+        exit_code: worst exit code so far among the confirmation and the search rounds with wrong
             outputs.
     """
 
@@ -235,7 +238,7 @@ class RoundRunner:
     def __call__(
         self, name: str, rows: Sequence[str], prompts: Sequence[str], limit_s: float
     ) -> RoundResult:
-        """Measure a round; see `halving.Measure`."""
+        """Measure a round, as `halving.Measure` describes."""
         journal, path = self._journal, self._folder / name
         check_no_link(path)
         round_ = journal.rounds.get(name)
@@ -266,7 +269,7 @@ class RoundRunner:
         return measure_run(fresh_plan, run_dir, view, fresh=True)
 
     def _config(self, name: str, round_: SearchRound) -> RunConfig:
-        """Return the configuration of a round. Only the confirmation has controls."""
+        """Return the configuration of a round's run. Only the confirmation measures controls."""
         journal = self._journal
         values: dict[str, Any] = {
             "methods": [journal.choice(label) for label in (BASELINE, *round_.rows)],
@@ -278,7 +281,7 @@ class RoundRunner:
         return journal.config.model_copy(update=values)
 
     def _later(self, name: str) -> float:
-        """Return the seconds that remain after a round."""
+        """Return the seconds of the time budget that are left for the rounds after this round."""
         whole = self._journal.minutes * 60
         if name == CONFIRMATION:
             return 0.0
@@ -294,10 +297,10 @@ _ORDER = (ExitCode.OK, ExitCode.ENVIRONMENT, ExitCode.BAD_ANSWER)
 
 
 class RoundView:
-    """View of a round. Its remaining time is that of the whole recommendation.
+    """Progress display of a round. It shows the remaining time of the whole recommendation.
 
     Args:
-        view: the view of the recommendation.
+        view: progress display of the recommendation.
         name: name of the round.
         later_s: seconds planned for later rounds.
         limit_s: time limit of the round in seconds.

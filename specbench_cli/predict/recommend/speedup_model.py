@@ -25,7 +25,7 @@ SIMULATED = 24
 
 @dataclass(frozen=True)
 class ModelledSpeedups:
-    """Modelled speedups over vanilla.
+    """Modelled speedups of methods over vanilla.
 
     batches: {batch, label, speedup} for each batch size. All requests arrive at once, and the
         speedup is a ratio of tokens per second.
@@ -53,7 +53,7 @@ def model_speedups(
         costs: file with this machine's costs; None takes the stored ones.
         others: files with the costs of other machines.
     Raises:
-        UsageError: a file does not contain costs, or they are of other models.
+        UsageError: a file does not contain costs, or its costs are of other models.
     """
     found = ModelledSpeedups([], [], {})
     own_costs = check_models(Costs.load(costs), run) if costs else None

@@ -1,7 +1,8 @@
 """Figures of acceptance: histograms of accepted tokens per step, and a heat map by draft level.
 
-The acceptance at level k is the share of steps that accepted level k, of those that drafted it. In
-the heat map, higher shares are darker.
+A level is a position of the draft, counted from 1. The acceptance at level k is (steps that
+accepted a token at level k) / (steps that drafted level k). In the heat map, higher shares are
+darker.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _shares(data: FigureData, label: str) -> dict[int, float]:
 
 
 def draw_levels(data: FigureData) -> plots.Figure | None:
-    """Return the heat map by level, or None if no method reports what it drafted."""
+    """Return the heat map by draft level, or None if no method reports its drafted levels."""
     rates = {r.label: r.acceptance_by_position for r in data.summary.rows}
     rates = {label: own for label, own in rates.items() if own}
     if not rates:

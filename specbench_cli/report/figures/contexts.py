@@ -1,8 +1,8 @@
 """Figure of speedup against context length, one panel per method.
 
 Outputs are sorted by their mean context (the prompt and half the output) and divided into bins of
-equal size. Each bin has a decode speedup with its interval. Prompts of similar length often belong
-to one task family, so the figure shows a correlation, not a cause.
+equal size. For each bin, the figure shows the decode speedup with its interval. Prompts of similar
+length often belong to one task family, so the figure shows a correlation, not a cause.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ContextBin:
 
     Attributes:
         context: Mean context in tokens.
-        speedups: Label -> decode speedup in the bin.
+        speedups: Label of a method -> decode speedup over the outputs in the bin.
     """
 
     context: float

@@ -1,7 +1,7 @@
 """Figure of tokens per step (MAT) against the cost of a step.
 
-The cost of a step is its decode time divided by that of a vanilla step on the same outputs. So the
-decode speedup is MAT / cost. It is constant along each grey line.
+The cost of a step is the time of a step divided by the time of a vanilla step, on the same outputs.
+So the decode speedup is MAT / cost. The decode speedup is constant along each grey line.
 """
 
 from __future__ import annotations

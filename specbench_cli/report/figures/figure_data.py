@@ -33,7 +33,7 @@ class FigureData:
     def from_report(cls, data: ReportData) -> FigureData:
         """Return the figures' data from the data of a report.
 
-        Reads one record per method again, because the records of a report have no traces.
+        One record per method is read again, because the records of a report have no traces.
         """
         found: dict[str, list[Record]] = {row.label: [] for row in data.summary.rows}
         for record in data.records:
@@ -72,7 +72,10 @@ class FigureData:
 
 
 def _read_traces(data: ReportData) -> Iterator[Record]:
-    """Yield one record per method with its trace: that of the first prompt with a trusted time."""
+    """Yield one record per method with its trace.
+
+    The records are of the first prompt with a trusted time.
+    """
     timed = [record for record in data.records if untimed_reason(record) is None]
     if not timed:
         return

@@ -30,9 +30,9 @@ def draw(summary: Summary) -> plots.Figure | None:
 def panel(summary: Summary) -> plots.Panel:
     """Return the only panel of the figure.
 
-    Speed is the speedup over vanilla if all lossy methods have one. Otherwise it is a measure
-    without timing noise: tokens per target forward, or tokens per work of a full forward if
-    forwards may be partial.
+    The speed axis shows the speedup over vanilla if all lossy methods have one. Otherwise it shows
+    tokens per target forward, which has no timing noise. If some forwards run only a part of the
+    target, they count as that part of a forward.
     """
     lossy = _select_lossy(summary)
     speed: Speed = lambda row: row.per_forward  # noqa: E731 - one of three measures
@@ -54,9 +54,9 @@ def _select_lossy(summary: Summary) -> list[MethodSummary]:
 
 
 def _series(lossy: Sequence[MethodSummary]) -> dict[str, list[MethodSummary]]:
-    """Return name of a line -> its methods.
+    """Return the name of each line -> the methods on the line.
 
-    The line of the random controls of a method follows its own line. It may be empty.
+    The line of a method is followed by the line of its random controls, which may be empty.
     """
     name = {row.label: _line_name(row, lossy) for row in lossy}
     found: dict[str, list[MethodSummary]] = {}

@@ -3,7 +3,7 @@
 A box is a forward. Its colour is the purpose (draft, verify, ...), and its height the share of the
 model's layers that it runs. An arrow is a message between workers. A mark below a lane is the end
 of a step, with the number of committed tokens. Time starts at the end of prefill. A method that
-learns between requests has a further lane for it, which is not to scale.
+learns between requests has a further lane for learning. This lane is not to scale.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def draw_lanes(lanes: Sequence[WorkerLanes], width: float, steps: int) -> plots.
 
     Args:
         width: Width of the figure in inches.
-        steps: Number of steps to draw, for the output with the longest steps.
+        steps: Number of steps to draw for the output with the longest steps. Other outputs may show
+            more.
 
     Returns:
         None if no output has forwards after its prefill.

@@ -18,9 +18,9 @@ _MIN_DIFFERENCE = 0.05
 
 
 def lines(data: FigureData) -> dict[str, list[tuple[float, MethodSummary]]]:
-    """Return method -> (mean draft length, variant) of its variants, without controls.
+    """Return method -> (mean draft length, metrics) for each variant of the method.
 
-    Methods with a single draft length are omitted.
+    Controls, and methods with a single draft length, are omitted.
     """
     found = defaultdict[str, list[tuple[float, MethodSummary]]](list)
     for row in (row for row in data.with_speedup if not row.control):

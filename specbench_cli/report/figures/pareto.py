@@ -81,12 +81,15 @@ _PANEL_MARGIN = 1.15
 
 
 def _sets_panel_width(point: SweepPoint) -> bool:
-    """Return True if the left panel must be wide enough for a point."""
+    """Return True if the x axis of the left panel must include a point."""
     return point.along is not None or point.front
 
 
 def _times(name: str, series: Lines) -> plots.Panel:
-    """Return a right panel: speedup against a parameter. Without speedups, ms per token."""
+    """Return a right panel: speedup against the value of a parameter.
+
+    If no method has a speedup, the panel shows ms per token.
+    """
     lines = [(at, own) for at, own in enumerate(series.values()) if own[0].along == name]
     points = [p for _, own in lines for p in own]
     has_speedup = any(p.row.speedup is not None for p in points)

@@ -36,7 +36,7 @@ def draw(data: FigureData) -> plots.Figure | None:
     ends = [value for found in by_row.values() for _, *pair in found for value in pair]
     low, high = min(ends) / _EDGE, max(ends) * _EDGE
     round_ones = LogLocator(subs=(1, 2, 5) if high < _DECADE * low else (1,)).tick_values(low, high)
-    # A label at a panel's edge would overlap the next panel.
+    # Omit ticks at the edges of a panel: their labels would overlap the next panel.
     ticks = {at: f"{at:g}" for at in round_ones if low * _EDGE < at < high / _EDGE}
     axis = plots.Axis(low=low, high=high, ticks=ticks, log=True)
     equal = [plots.PlotPoint(low, low), plots.PlotPoint(high, high)]

@@ -1,8 +1,8 @@
 """Figure of MAT against the number of prompts decoded so far, for methods that learn from them.
 
 Each such method has a panel. A point is the MAT of some consecutive prompts, with the 95% interval
-of a ratio of sums (linearised, Student's t). Grey lines are methods that do not learn: if they
-rise, too, the later prompts are easier.
+of a ratio of sums (linearised, Student's t). Grey lines are methods that do not learn. If the grey
+lines rise, too, the later prompts are easier.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _values(
 ) -> tuple[float, list[plots.Note]]:
     """Return the end of the x axis, and the text of each bar.
 
-    The text is inside the bar at its left end. If a mark would cover it there, the text is placed
+    The text is at the left end inside the bar. If a mark would cover the text there, it is placed
     to the right of all marks.
     """
     wide = plots.row_width(list(places), with_right_column=True)

@@ -1,10 +1,9 @@
 """Figure of what reduces the ideal speedup of a method to the measured one.
 
 If a step took as long as a vanilla step, the speedup would be MAT. Let V and M be the decode times
-of vanilla and of the method on the same outputs. Each is the sum of target forwards (verify),
-drafting (draft) and the rest (host). Let s be the method's number of steps divided by vanilla's.
-The speedup
-that remains after each part is:
+of vanilla and of the method on the same outputs. V and M are each the sum of the times of target
+forwards (verify), drafting (draft) and the rest (host). Let s be the method's number of steps
+divided by vanilla's number of steps. The speedup that remains after each part is:
 
     ideal          1 / s                                     = MAT
     verify         V / (s V + verify_M - s verify_V)         a step verifies several tokens
@@ -37,10 +36,10 @@ _OVERLAP = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class SpeedupLosses:
-    """The ideal speedup of a method, and what each part of a step leaves of it.
+    """The ideal speedup of a method, and how much of it remains after each part of a step.
 
     Attributes:
-        remaining: Part, such as "draft" -> speedup that remains after it.
+        remaining: Part, such as "draft" -> speedup that remains after this part.
     """
 
     label: str
@@ -49,7 +48,7 @@ class SpeedupLosses:
 
     @property
     def measured(self) -> float:
-        """Speedup of the table: what remains after all parts."""
+        """Speedup of the method in the report's table. It remains after all parts."""
         return list(self.remaining.values())[-1]
 
 

@@ -1,4 +1,4 @@
-"""Checks before a run is published in a gallery: are its results complete, correct and quiet?"""
+"""Checks before a run is published in a gallery: complete, correct and without noisy times."""
 
 from __future__ import annotations
 
@@ -90,7 +90,11 @@ def _times(data: ReportData) -> Iterator[SpecbenchError]:
 
 
 def _proof(data: ReportData) -> Iterator[SpecbenchError]:
-    """Yield an error if no output was decoded freely, or no method has a speedup."""
+    """Yield an error if a run does not show the speed of its methods.
+
+    This is the case if outputs were not decoded freely but replayed, if no method has a speedup, or
+    if the machine is not recorded.
+    """
     summary = data.summary
     if any(row.sampling == metrics.REPLAY for row in summary.rows):
         yield UsageError(*_explain(data, text.proof(summary), "specbench run --verify greedy"))

@@ -34,8 +34,8 @@ class LeaderboardRow:
         scope: "run" or "corpus" if the method learns across prompts, so that its results depend on
             their order. Otherwise "prompt".
         low, high: 95% interval of the speedup.
-        output: Verdicts on its outputs, as text.
-        draft: Draft model that the method uses. None if it uses none.
+        output: Verdicts on the method's outputs, as text.
+        draft: Draft model of the method. None if it has no draft model.
     """
 
     __pydantic_config__ = STRICT
@@ -59,13 +59,13 @@ class GalleryEntry:
 
     Attributes:
         identity: Id of the run. Publishing the same run again replaces the entry with its id.
-        prompts: Number of questions by task.
+            prompts: Number of questions by task.
         plumbing: Tasks that the embedded target was not trained on. They only test the program, so
             their speedups mean nothing.
         machine: Id of the machine.
         hardware: Description of the machine.
-        setting: Description of the decoding. Methods with different settings are not ranked
-            together.
+        setting: Description of the decoding settings. Methods with different settings are not
+            ranked together.
     """
 
     __pydantic_config__ = STRICT
@@ -154,7 +154,8 @@ def _entries() -> TypeAdapter[GalleryEntry]:
 def _is_ranked(row: MethodSummary) -> bool:
     """Return True if the leaderboard ranks the method.
 
-    Methods of other engines are not ranked, because their speedup is over another vanilla.
+    Methods of other engines are not ranked, because they are compared with their own engine's
+    vanilla.
     """
     return row.speedup is not None and not (row.upper_bound or row.broken or row.engine)
 

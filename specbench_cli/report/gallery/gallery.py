@@ -87,7 +87,7 @@ def publish(data: ReportData, folder: Path, *, overwrite: bool = False) -> Publi
 
 
 def _prepare_folder(folder: Path) -> None:
-    """Create the folder if needed. Raise UsageError if its index is not a gallery's."""
+    """Create the folder if needed. Raise UsageError if its index page is not that of a gallery."""
     (folder / _RUNS).mkdir(parents=True, exist_ok=True)
     files.check_no_link(folder / _RUNS)
     index = folder / INDEX

@@ -18,7 +18,9 @@ FactLine = tuple[str, str, str]
 
 
 def manifest_sections(manifest: Mapping[str, Any]) -> list[tuple[str, list[FactLine]]]:
-    """Return (heading, facts). Absolute paths are cut to their last part, to hide user names."""
+    """Return (heading, facts) of each section. Absolute paths are cut to their last part, to hide
+    user names.
+    """
     manifest = truncate_texts(dict(manifest))
     run = [(key, manifest.get(key)) for key in ("created_utc", "finished_utc", "status", "noisy")]
     sources = manifest.get("config_sources", {})

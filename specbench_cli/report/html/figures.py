@@ -78,7 +78,8 @@ def inline_svg(source: str, name: str) -> Markup:
     _clean(root, f"{name}-")
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)
-    # matplotlib sets these for all elements in a style sheet, which is dropped here.
+    # matplotlib sets these attributes in a style sheet, which is dropped. So set them on the root
+    # element.
     root.attrib |= {"stroke-linejoin": "round", "stroke-linecap": "butt", "aria-hidden": "true"}
     ElementTree.register_namespace("", _SVG)
     text = ElementTree.tostring(root, encoding="unicode")

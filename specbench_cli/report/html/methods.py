@@ -123,7 +123,9 @@ def _format_value(value: Any) -> str:
 
 
 def _read_file_sources(method: type[Method]) -> str:
-    """Return the docstring of the method's file without its first paragraph. It names the paper."""
+    """Return the docstring of the method's file, which names the paper, without its first
+    paragraph.
+    """
     module = inspect.getmodule(method)
     parts = (inspect.getdoc(module) or "").split("\n\n") if module is not None else []
     return "\n\n".join(parts[1:])

@@ -213,7 +213,10 @@ def _notes(data: ReportData) -> str:
 
 
 def _tokens(data: ReportData, pictures: Sequence[InlineFigure]) -> TokenViewer:
-    """Return the token viewer. Its size is limited to what the figures leave of the page's size."""
+    """Return the token viewer.
+
+    The page has a maximum size. The viewer may use what the figures leave of this size.
+    """
     space = _MAX_BYTES - sum(len(picture.svg) + len(picture.png) for picture in pictures)
     sample = make_viewer_data(data, load_text_decoder(data.facts.target), min(BUDGET, space))
     run = hide_paths(data.name) if data.facts.runs == 1 else "RUN"
@@ -286,7 +289,7 @@ def _count(n: int, one: str, more: str) -> str:
 
 
 def _tiles(data: ReportData) -> Iterator[Tile]:
-    """Yield the tiles: fastest method, checked outputs, baseline and noise floor."""
+    """Yield the headline numbers: fastest method, checked outputs, baseline and noise floor."""
     summary = data.summary
     ranked = [row for row in summary.lossless if row.letters]
     if ranked:
@@ -312,10 +315,11 @@ def _tiles(data: ReportData) -> Iterator[Tile]:
 
 
 def _fastest(best: MethodSummary, tied: Sequence[str]) -> Tile:
-    """Return the tile of the fastest lossless method.
+    """Return the headline number of the fastest lossless method.
 
     Args:
-        tied: Labels of the methods that do not differ from it significantly.
+        best: The fastest method.
+        tied: Labels of the methods that do not differ significantly from `best`.
     """
     interval = f"95% {metrics.interval(best)}. " if best.speedup_low is not None else ""
     differs = f"No significant difference from {', '.join(tied)}" if tied else "Alone in front"

@@ -63,7 +63,7 @@ def make_viewer_data(data: ReportData, decode: Decode | None, budget: int = BUDG
         by_id.setdefault(prompt.prompt_id, []).append(prompt)
     differing = {cell[1] for cell in chain(data.incidents.differing, data.incidents.failed)}
     order = _alternate_families(by_id, lambda each: each not in differing)
-    # Drafts are stored for the first prompt of each family.
+    # Records have draft tokens only for the first prompt of each family.
     first = {turns[0].family: each for each, turns in reversed(by_id.items())}
     records = _worst_records(data.run.records({*order[:_MAX_PROMPTS], *first.values()}))
     drafted = {each for (each, _), rows in records.items() if any(r.drafts for r in rows.values())}
@@ -183,7 +183,7 @@ def _describe_turn(
 
 
 def _run_lengths(words: Sequence[str]) -> list[list[Any]]:
-    """Return equal neighbours once, with their number, as [word, count]."""
+    """Return runs of equal words as [word, length of the run]."""
     found: list[list[Any]] = []
     for word in words:
         if found and found[-1][0] == word:
@@ -221,7 +221,10 @@ def _total_us(record: Record) -> int | None:
 
 
 def _draft(drafted: DraftedTokens, token_texts: _TokenTexts) -> list[Any]:
-    """Return [indices of the token texts, parents (None for a chain), accepted path]."""
+    """Return the JSON data of a draft: [indices of the token texts, parents, accepted path].
+
+    The parents are None if the draft is a chain.
+    """
     return [[token_texts.index(token) for token in drafted.tokens], drafted.parents, drafted.path]
 
 
@@ -237,7 +240,8 @@ def _step_ends_us(record: Record) -> list[int] | None:
     verified = [step.end for step in make_lanes(record).steps]
     if len(verified) != len(record.steps.levels):
         return None
-    # If workers overlap, a step can end before a forward of an earlier step has ended.
+    # Make end times increase: if workers overlap, a step can end before a forward of an earlier
+    # step.
     ends = accumulate([prefill, *verified[:-1], total] if verified else [total], max)
     return [round(end / 1e3) for end in ends]
 

@@ -134,7 +134,8 @@ def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _task(name: str) -> Iterator[BibEntry]:
     """Yield the entries of a task's citation.
 
-    A source with an arXiv number in `references.bib` gets that entry. Others get a new one.
+    If `references.bib` has a source with the same arXiv number, its entry is used. Otherwise, a new
+    entry is generated.
     """
     try:
         cited = str(describe(name).get("citation", ""))

@@ -220,7 +220,7 @@ def _spec_bench(data: ReportData) -> str:
 
 
 def _list_citations(data: ReportData, references: Bibliography) -> list[tuple[str, Tex]]:
-    """Return (name, `\\cite` command) of every method, setting, model and task with a source."""
+    """Return (name, LaTeX citation) of every method, setting, model and task with a source."""
     found = []
     for (_, name), keys in references.cited.items():
         if keys:

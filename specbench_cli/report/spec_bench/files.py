@@ -145,8 +145,8 @@ def write_answers(answers: Sequence[Answer], model_id: str, path: Path) -> Path:
 def _as_json(answer: Answer, model_id: str, answer_id: str) -> dict[str, Any]:
     """Return an answer as a line of the file, without the time stamp.
 
-    Spec-Bench groups answers by category. If it does not know the category, the task family is
-    written instead.
+    Spec-Bench groups answers by category. If Spec-Bench does not know a task's category, the task
+    family is written instead.
     """
     known_category = answer.category in (*_CHAT, *FAMILIES)
     choice: dict[str, Any] = {

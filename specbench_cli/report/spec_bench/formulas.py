@@ -120,7 +120,7 @@ def compute_results(
         runs: Answers of each repeat of each run.
         count_tokens: Counts the tokens of the baseline's texts. None uses the number of generated
             tokens.
-        baseline: Label of the method that speedups are over.
+        baseline: Label of the baseline method, to which speedups refer.
     """
     families = sorted({a.family for run in runs for own in run.values() for a in own})
     labels = dict.fromkeys(label for run in runs for label in run)

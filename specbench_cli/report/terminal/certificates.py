@@ -66,7 +66,7 @@ def _checks(certificate: Certificate) -> list[dict[str, Any]]:
 
 
 def _small(value: float | None) -> str | None:
-    """Return a number with two significant digits. A whole number is printed in full."""
+    """Format a number with two significant digits. Whole numbers are not rounded."""
     if value is None:
         return None
     return f"{value:,}" if isinstance(value, int) else f"{value:.2g}"

@@ -1,7 +1,7 @@
 """Tables of `specbench predict`: predicted runs and settings, measured costs, a roofline.
 
-A terminal gets rounded numbers with units, and notes in between. A pipe gets one TSV on stdout,
-with unrounded numbers and times in ns, and the notes on stderr.
+On a terminal, numbers are rounded and have units, and notes follow the tables. In a pipe, one TSV
+is printed to stdout, with unrounded numbers and times in ns. The notes are printed to stderr.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def print_prediction(prediction: Prediction, head: Sequence[str]) -> None:
 
 
 def print_settings(found: Sequence[ModelledSetting], head: Sequence[str]) -> None:
-    """Print predictions at other settings."""
+    """Print the modelled results of methods with other parameters."""
     notes = [
         f"acceptance of {', '.join(dict.fromkeys(each.of for each in found))}: as recorded for each"
         " draft token; tokens that were not verified there are accepted at the same rate",
@@ -204,7 +204,7 @@ def _batch(batch: BatchCost) -> list[str]:
 
 
 def print_differences(found: Sequence[ProbeDifference]) -> None:
-    """Print the median difference over all points, and the worst points."""
+    """Print how much two probes differ: the median over all points, and the worst points."""
     typical, worst = median(each.relative for each in found), found[0]
     notes = [
         f"{len(found)} points: median difference {percent(typical, 1)},"
@@ -282,7 +282,10 @@ def print_replayed(found: RooflineReplay, roofline: Roofline, lines: Sequence[st
 
 
 def _input(row: RooflineRow) -> Column[str]:
-    """Return the column of a method in the table of inputs."""
+    """Return a method's column in the sensitivity table.
+
+    It shows how much each input of the model changes the speedup.
+    """
     return Column(row.label, format=lambda name: _format_change(row.sensitivity[name]))
 
 

@@ -285,7 +285,8 @@ def _grid_lines(
     """
     lines = []
     for title, figure in figures.items():
-        # The speedup of a lossy method needs its accuracy next to it, but there is no space.
+        # Omit speedups of lossy methods: they must be shown with the accuracy, and there is no
+        # space.
         own = [row for row in rows if row.lossless] if figure is metrics.SPEEDUP.format else rows
         found = make_pivot_grid(own, parts, figure, heading="", align="r")
         gaps = [1, *(2 for _ in parts)]

@@ -1,4 +1,4 @@
-"""Chrome trace of an output's lanes, for Perfetto (ui.perfetto.dev) and chrome://tracing.
+"""Chrome trace of the timeline of an output, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 The file is a JSON object in Trace Event Format, with one process per method and one thread per
 worker. Forwards and steps are complete events ("X"). Messages are short events joined by flow
@@ -24,7 +24,7 @@ _MAX_END_US = 1.0
 
 
 def write_trace(lanes: Sequence[WorkerLanes], path: Path) -> Path:
-    """Write the lanes of some outputs to a file in an existing folder."""
+    """Write the timelines of some outputs to a file in an existing folder."""
     events = [
         event for pid, own in enumerate(lanes, start=1) for event in _shifted_events(pid, own)
     ]
@@ -34,7 +34,10 @@ def write_trace(lanes: Sequence[WorkerLanes], path: Path) -> Path:
 
 
 def _shifted_events(pid: int, lanes: WorkerLanes) -> Iterable[dict[str, Any]]:
-    """Yield the event of learning, and all other events, shifted to begin after it."""
+    """Yield the events of a timeline, delayed by the duration of learning.
+
+    If the method learned before the request, an event for learning is added.
+    """
     for event in _process(pid, lanes):
         yield event | {"ts": event["ts"] + lanes.learn / 1e3} if "ts" in event else event
     if lanes.learn:

@@ -1,4 +1,4 @@
-"""Lanes of one prompt's outputs as files: figures, and a trace for Perfetto."""
+"""Timelines of one prompt's outputs as files: figures, and a trace for Perfetto."""
 
 from __future__ import annotations
 

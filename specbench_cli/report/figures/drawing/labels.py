@@ -2,7 +2,7 @@
 
 Each label has candidate spots on rings around its point. In turn, each label moves to its spot with
 the lowest cost (`_fixed_costs` plus `_label_costs`), until no label moves any more. The libraries
-adjustText and textalloc were tried, too, but they left labels on points.
+adjustText and textalloc are not used, because they left labels on points.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def _choose(
 ) -> list[int]:
     """Return the chosen spot of each label.
 
-    The result depends on the order in which labels are placed. Several orders are tried, until no
-    label hides anything.
+    The result depends on the order in which labels are moved. The function tries several orders,
+    until no label hides anything.
     """
     fixed_costs = [
         _fixed_costs(own, at, points, inside)
@@ -183,8 +183,11 @@ def _move_labels(
 
 
 def _fixed_costs(own: _Spots, at: int, points: Floats, inside: Floats) -> Floats:
-    """Return the cost of each spot of a label from the axes and all points, without other
-    labels."""
+    """Return the cost of each spot of a label, without regard to other labels.
+
+    A spot costs more if it is outside of the axes, covers points, or is near another point. It also
+    costs more if its leader line passes through another point.
+    """
     marks = np.concatenate([points - _MARKER, points + _MARKER], -1)
     outside = (own.boxes[:, :2] < inside[:2]).any(1) | (own.boxes[:, 2:] > inside[2:]).any(1)
     hides = _overlap(own.boxes, marks).sum(1)
@@ -197,7 +200,7 @@ def _fixed_costs(own: _Spots, at: int, points: Floats, inside: Floats) -> Floats
 
 
 def _label_costs(own: _Spots, others: Sequence[tuple[_Spots, int]]) -> Floats:
-    """Return the cost of each spot of a label from the current spots of the other labels."""
+    """Return the cost of each spot of a label that comes from the current spots of other labels."""
     boxes = np.array([other.boxes[spot] for other, spot in others])
     lines = np.array([other.lines[spot] for other, spot in others if other.far[spot]])
     has_leader = own.far > 0
@@ -224,7 +227,7 @@ def _pass_through(lines: Floats, boxes: Floats) -> Flags:
 
 
 def _both_true(low: Flags, high: Flags) -> Flags:
-    """Return where both conditions hold for both coordinates (last axis)."""
+    """Return where both conditions are true for both coordinates (last axis)."""
     return np.asarray(np.all(low & high, -1))
 
 

@@ -71,8 +71,9 @@ class PlotSeries:
         )
 
     def mark_cut(self, axes: Axes) -> None:
-        """Draw an arrowhead at the upper end of an axis for each interval that continues beyond
-        it."""
+        """Draw an arrowhead at the end of the axis for each interval that continues beyond the
+        axis.
+        """
         edge = (axes.get_xlim() if self.horizontal else axes.get_ylim())[1]
         for point in self.points:
             if point.high is not None and point.high > edge:
@@ -119,7 +120,9 @@ class PlotBars:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleLine:
-    """A line across the whole panel at one x or y, or a vertical band from x to `to`."""
+    """A line across the whole panel at one x or y. If `to` is set, a vertical band from
+    x to `to`.
+    """
 
     x: float | None = None
     y: float | None = None
@@ -270,7 +273,7 @@ class Panel:
     grid: bool = True
 
     def draw(self, axes: Axes, *sides: str) -> None:
-        """Draw the marks, the axes, and the given sides of the frame, such as "left"."""
+        """Draw the marks, the axes, and some sides of the frame, such as "left"."""
         for mark in self.marks:
             mark.draw(axes)
         self.x.apply(axes, "x")

@@ -1,8 +1,8 @@
 """Common style of all figures: sizes, fonts, colours and axes.
 
 Figures must be readable at 84 mm (one column of a journal), in grey, and for colour-blind readers.
-The colours are those of Okabe & Ito ("Color Universal Design", 2008). What differs in colour also
-differs in shape or hatching. Text has at least 5 pt.
+The colours are those of Okabe & Ito ("Color Universal Design", 2008). Things that differ in colour
+also differ in shape or hatching. Text has at least 5 pt.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def matplotlib_defaults(changes: Any = None) -> AbstractContextManager[None]:
     """
     import matplotlib as mpl
 
-    # The backend of the caller is kept, because figures here have their own canvas.
+    # Keep the caller's matplotlib backend. specbench's figures do not use it, because they have
+    # their own canvas.
     own = {name: value for name, value in mpl.rcParamsDefault.items() if name != "backend"}
     return mpl.rc_context(own | (changes or {}))
 
@@ -144,7 +145,7 @@ def text_width(words: Iterable[str], points: float) -> float:
 
 @cache
 def _em(line: str) -> float:
-    """Return the width of a line as a multiple of the font size."""
+    """Return the width of a line of text as a multiple of the font size."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 
@@ -153,9 +154,10 @@ def _em(line: str) -> float:
 
 
 def wrap_labels(labels: Iterable[str]) -> dict[str, str]:
-    """Return label -> text in a figure. A long label gets two lines. A longer one loses its middle.
+    """Return label -> text of the label in a figure.
 
-    The end of a label is kept, because the labels of a method's variants differ there.
+    A long label gets two lines. If it is still too long, its middle is cut out. The end is kept,
+    because the labels of a method's variants differ there.
     """
     found = {}
     for label in labels:
