@@ -74,8 +74,8 @@ def _check_number(value: Any) -> Any:
 def _check_temperature(value: float) -> float:
     """Raise ValueError if a temperature is too low or too high for float32 logits.
 
-    Decoding divides the logits by the temperature. If it is too low, the quotients overflow, and
-    decoding is greedy. If it is too high, all tokens are almost equally likely.
+    Decoding divides the logits by the temperature. If it is too low, rounding errors dominate the
+    quotients, and decoding is greedy. If it is too high, all tokens are almost equally likely.
     """
     if 0 < value < MIN_TEMPERATURE:
         raise ValueError(f"must be 0 (greedy) or at least {MIN_TEMPERATURE}, got {value}")

@@ -26,8 +26,7 @@ class LoadPrediction(NamedTuple):
 
     Attributes:
         run: The run whose recorded outputs are simulated.
-        probes: Measured forward costs, one item per probe. The first probe is used if the values of
-            only one can be shown.
+        probes: Measured forward costs, one item per probe. The simulation uses each as one repeat.
         roofline: Model of the hardware. None means that the costs were measured.
         size: Batch size, the maximum number of sequences in a step.
         modelled: Simulated results.
