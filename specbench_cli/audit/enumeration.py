@@ -29,11 +29,12 @@ class InvalidDistribution(Exception):
 
 
 class ScriptedRandom:
-    """Random numbers that follow a script of choices. After its end the first option is chosen.
+    """Random numbers that follow a script of choices. After the script's end, each draw takes
+    option 0.
 
     Attributes:
         choices: (index of the chosen option, number of options) of each draw.
-        weight: probability of all choices.
+        weight: probability of all choices together.
     """
 
     def __init__(self, script: Sequence[int]) -> None:
@@ -42,7 +43,7 @@ class ScriptedRandom:
         self.weight = 1.0
 
     def categorical(self, p: Tensor) -> Tensor:
-        """See `Random`."""
+        """Return the index that the script chooses, and multiply `weight` by its probability."""
         rows = p.reshape(-1, p.shape[-1]).tolist()
         return host.ids([self._choose(row) for row in rows], p.device).view(p.shape[:-1])
 

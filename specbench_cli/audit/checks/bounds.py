@@ -51,7 +51,7 @@ PEAKED_TABLES = 2
 
 
 def check_bounds(subject: AuditSubject) -> list[Finding]:
-    """Run the checks of this module that apply to a method: draft models, heads, or lookup."""
+    """Run those checks of this module that apply to the method's way of drafting."""
     findings: list[Finding | None] = []
     if subject.uses_draft_model:
         twin, twin_runs = _check_twin_draft(subject)
@@ -169,7 +169,9 @@ class CaseRun:
 
     @property
     def draft_differs_from_model(self) -> bool:
-        """True if q differs from p at a first draft token, though draft and target are equal."""
+        """True if the first token of a draft has a q that differs from p, though draft and
+        target are equal.
+        """
         if not self.case.sampling.draws:
             return False
         reference = Reference(self.case.tables[0], self.case.sampling)
@@ -296,7 +298,7 @@ def _acceptance_error(runs: Sequence[CaseRun]) -> str | None:
                 accepted += len(step.outcome.path)
                 expected += expected_accepted(reference, text, step)
                 tested += step.outcome.tested
-    # The variance of an acceptance test is at most 1/4.
+    # A single test whether a token is accepted has a variance of at most 1/4.
     if abs(accepted - expected) <= DEVIATIONS * (tested / 4) ** 0.5 + SLACK:
         return None
     seen, due = format_distinct(accepted, expected)
@@ -376,8 +378,8 @@ def _check_useless_draft(subject: AuditSubject) -> Finding | None:
                     16, max(4, largest_number(params))
                 )  # enough tokens for all children of a tree node
                 tables = make_table_pair("disjoint", 2 * n_tokens, seed=300 + 2 * turn)
-                # Top-k or top-p could leave fewer tokens than a node has children. Then the
-                # method would add other tokens.
+                # Switch top-k and top-p off. They could leave fewer tokens than a tree node has
+                # children, and the method would then add other tokens.
                 sampling = replace(make_sampling(rule, turn), top_k=0, top_p=1.0)
                 case = Case("disjoint", tables, sampling, prompt=(1, 0), budget=13)
                 session = case.open()
