@@ -324,8 +324,11 @@ def tied_logits_case(rule: Rule) -> Case:
 
 
 def add_eos(case: Case, ids: Sequence[int], turn: int) -> Case:
-    """Return the case with zero, one or two EOS ids. They occur in the output that has no EOS
-    yet.
+    """Return the case with zero, one or two EOS ids.
+
+    Args:
+        ids: tokens of an output that was decoded without EOS. The EOS ids are taken from these.
+        turn: number that selects how many EOS ids there are, and at which positions.
     """
     places = ((), (turn % 7,), (turn % 11, turn % 5))[turn % 3]
     return replace(case, eos=tuple({ids[place % len(ids)] for place in places}))

@@ -43,12 +43,12 @@ class ScriptedRandom:
         self.weight = 1.0
 
     def categorical(self, p: Tensor) -> Tensor:
-        """Return the index that the script chooses, and multiply `weight` by its probability."""
+        """Return the token that the script chooses for each distribution in `p`."""
         rows = p.reshape(-1, p.shape[-1]).tolist()
         return host.ids([self._choose(row) for row in rows], p.device).view(p.shape[:-1])
 
     def bernoulli(self, a: Tensor) -> Tensor:
-        """See `Random`."""
+        """Return for each probability in `a` whether its test succeeds, as the script chooses."""
         runs, sure = [], 1.0
         for chance in a.tolist():
             runs.append(sure * (1.0 - chance))

@@ -70,9 +70,7 @@ def same_expression(reference: str, answer: str) -> bool:
 
 
 def extract_answer(text: str) -> str:
-    """Return the final answer in a text: the content of `\\boxed{}`, or what follows "answer
-    is".
-    """
+    """Return the final answer in a text, e.g. the content of its last `\\boxed{}`."""
     inside = extract_boxed(text)
     if inside is not None:
         return inside

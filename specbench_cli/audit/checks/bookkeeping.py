@@ -279,10 +279,10 @@ class AcceptRuleCheck:
         return None
 
     def _passes(self, before: int, last: int, token: int, rule: AcceptRule | None = None) -> bool:
-        """Return True if a rule accepts a token under the target's distribution.
+        """Return True if an accept rule accepts a token under the target's distribution.
 
         Args:
-            rule: the rule; default: `self.rule`.
+            rule: the accept rule; default: `self.rule`.
         """
         p = torch.tensor([self.reference.accept_rule_probs(before, last)], dtype=torch.float64)
         return bool((rule or self.rule).lets_pass(p, torch.tensor([token])))
