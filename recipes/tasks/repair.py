@@ -1,10 +1,11 @@
 """Conversations about one document: repair a code snippet, or extract lists from a manual.
 
 `snippet` resembles SelfPiCo (arXiv:2407.16974). The prompt shows code with faults, the error
-message, and the fix. The answer is the code with that fault fixed. The next turn shows the next
-error, until the code runs. `manual` resembles ProphetFuzz (arXiv:2409.00922). The answers are lists
-of a manual's options, of options that exclude each other, and of commands. The tasks only imitate
-these workloads. They do not run the two programs.
+message
+of one fault, and how to fix this fault. The answer is the code without this fault. The next turn
+shows the next error, until the code runs. `manual` resembles ProphetFuzz (arXiv:2409.00922). The
+answers are lists of a manual's options, of options that exclude each other, and of commands. The
+tasks only imitate these workloads. They do not run SelfPiCo or ProphetFuzz.
 """
 
 from collections.abc import Callable, Sequence

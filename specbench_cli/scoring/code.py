@@ -1,20 +1,23 @@
 """Scoring of generated code: comparison with a reference program, and unit tests (HumanEval, MBPP).
 
-`same_code` runs nothing. `tested` runs an answer and its tests in two sandboxed processes
-(`sandbox`). The tests' process executes no code of the answer, so an answer passes only by correct
-replies. On Linux both have their own namespaces. Without namespaces nothing is run, unless the user
-accepts limits on time, memory, open files, file sizes and processes instead, which stop mistakes
-but not malicious code. This needs a POSIX system.
+`same_code` compares programs and runs nothing. `passes_tests` runs an answer and its tests in two
+sandboxed processes (module `sandbox`). The process of the tests executes no code of the answer, so
+an answer passes only if its replies are correct. This needs a POSIX system. On Linux both processes
+have their own namespaces. Without namespaces nothing is run, unless the user accepts limits on
+time,
+memory, open files, file sizes and processes instead. Such limits stop mistakes, but not malicious
+code.
 
 Tests and answer exchange data: numbers, texts, lists, tuples, sets, dictionaries, iterators, and
-builtin exceptions by name. Other objects are passed as numbers; they can be called, their
-attributes read, and their truth value tested. The answer draws the values of the tests' iterators
-one by one. Arguments that the answer changes in place do not change for the tests, and `==` of the
-answer's classes is not called. A program that relies on either fails.
+builtin exceptions by name. Any other object of the answer is passed as a number. The tests can call
+it, read its attributes, and test its truth value. The answer draws the values of the tests'
+iterators one by one. If the answer changes an argument in place, the tests do not see the change.
+The `==` of the answer's classes is not called. A program that relies on either fails.
 
-An answer passes only if the tests end without an error and each assertion held at least as often as
-for the task's reference solution. If no reference solution passes, each assertion must have held at
-least once, except one that can never hold (`assert False`).
+An answer passes only if the tests end without an error, and if each assertion held at least as
+often
+as for the task's reference solution. If no reference solution passes, each assertion must have held
+at least once. An assertion that can never hold (`assert False`) is an exception.
 """
 
 from __future__ import annotations

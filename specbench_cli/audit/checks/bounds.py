@@ -62,14 +62,16 @@ def check_bounds(subject: AuditSubject) -> list[Finding]:
 
 
 def _check_twin_draft(subject: AuditSubject) -> tuple[Finding | None, Sequence[CaseRun]]:
-    """Check that a draft equal to the target is accepted in full, plus a bonus token.
+    """Check that a draft equal to the target is accepted in full, and that a bonus token follows.
 
-    p is the target's distribution, q the draft's. If the method draws from a q that differs from p,
+    p is the target's distribution, q the draft's. A method may draw from a q that differs from p.
+    Then
     the expected number of accepted tokens is sum min(p, q).
 
-    In a dynamic tree, the accepted path may be shorter than the deepest one, but it ends at a leaf.
-    A stateless head predicts several tokens at once, each as if the tokens before were greedy. So
-    its draft equals the target in greedy decoding only.
+    In a dynamic tree, the accepted path may be shorter than the deepest path, but it ends at a
+    leaf.
+    A stateless head predicts several tokens at once, and assumes that the tokens before each are
+    greedy. So its draft equals the target in greedy decoding only.
     """
     return _check_full_acceptance(
         subject,
@@ -308,11 +310,14 @@ def _acceptance_error(runs: Sequence[CaseRun]) -> str | None:
 def _check_mixed_draft(subject: AuditSubject, twin_runs: Sequence[CaseRun]) -> Finding | None:
     """Check that a method drafts correctly after a rejected draft, in greedy decoding.
 
-    The draft model ("mixed") equals the target at some positions only. After each text, the method
-    must accept as many draft tokens as the draft's table predicts correctly.
+    The table of the draft model ("mixed") equals the target's table at some positions only. After
+    each
+    text, the method must accept as many draft tokens as this table predicts correctly.
 
     Args:
-        twin_runs: runs that accepted every token of an equal draft. Their parameters are checked.
+        twin_runs: runs with a draft equal to the target, in which every draft token was accepted.
+            The
+            check uses their parameters.
     """
     greedy = [run for run in twin_runs if run.case.sampling.rule == "greedy"]
     steps = accepted = 0
