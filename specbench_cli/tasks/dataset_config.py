@@ -49,9 +49,7 @@ class _StrictConfig(BaseModel):
 
 
 class HubSource(_StrictConfig):
-    """A file, or a split (such as "test"), of a dataset on the Hugging Face hub, at a fixed
-    commit.
-    """
+    """A file or a split of a dataset on the Hugging Face hub, at a fixed commit."""
 
     id: str
     """Name of the dataset on the hub, owner/name."""
@@ -78,11 +76,11 @@ class HubSource(_StrictConfig):
 
 
 class DatasetSource(_StrictConfig):
-    """Source of a dataset's rows.
+    """Source of rows.
 
-    specbench searches the file in the folder of the dataset's YAML, in $SPECBENCH_DATA and in the
-    cache. Otherwise it downloads the file from `url`, or from `hub` if there is no URL. All copies
-    must have the same `sha256`. A copy may be gzipped; on disk it then has the extension `.gz`.
+    The file is searched in the folder of the YAML, in $SPECBENCH_DATA and in the cache. Otherwise
+    it is downloaded from `url`, or else from `hub`. All copies must have the same `sha256`. They
+    may be gzipped (on disk with the extension `.gz`).
     """
 
     file: str
@@ -135,7 +133,7 @@ Sources = Annotated[list[DatasetSource], Field(min_length=1), AfterValidator(_ch
 
 
 class DatasetConfig(_StrictConfig):
-    """Configuration of a dataset, read from its YAML file."""
+    """Configuration of a dataset, read from its YAML."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
     """Name of the task. Prompt ids are <name>/<id>."""
