@@ -1,1 +1,3 @@
-"""Programs that generate the data that specbench ships. They are not in the wheel."""
+"""Programs that generate the data files of specbench. The programs themselves are not in the
+wheel.
+"""

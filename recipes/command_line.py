@@ -1,4 +1,4 @@
-"""Command lines of recipes, with the options, help, errors and exit codes of specbench."""
+"""Command lines of recipes. Their options, help, errors and exit codes work as in specbench."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
@@ -9,11 +9,11 @@ from specbench_cli import app as specbench
 
 
 def create_app(about: str, commands: Mapping[str, tuple[Callable[..., Any], str]]) -> typer.Typer:
-    """Return a typer app with some commands.
+    """Return a typer app with the given commands.
 
     Args:
         about: help text of the app.
-        commands: each command's function and the examples below its options, by name.
+        commands: for each command name, its function and the examples in its help.
     """
     app = typer.Typer(
         help=about,
@@ -30,9 +30,11 @@ def create_app(about: str, commands: Mapping[str, tuple[Callable[..., Any], str]
 
 
 def _keep_names() -> None:
-    """Do nothing. With a callback, typer requires the command's name even if there is only one."""
+    """Do nothing. Without a callback, typer makes the only command of an app run without its
+    name.
+    """
 
 
 def main(app: typer.Typer, package: str) -> NoReturn:
-    """Run the command line of a package that was started with `python -m`, and exit."""
+    """Run the command line of a package that was started with `python -m`, then exit."""
     specbench.main(commands=app, program=f"python -m {package}")

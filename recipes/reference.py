@@ -1,6 +1,6 @@
-"""Pages of docs/reference that are generated from code: options, configuration, records, metrics.
+"""Generator of the pages in docs/reference: options, configuration, records and metrics.
 
-python -m recipes.reference
+Run it with `python -m recipes.reference`.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Command(NamedTuple):
 
 
 def pages() -> dict[str, str]:
-    """Return all generated pages by file name."""
+    """Return the text of all generated pages, by file name."""
     return {
         "cli.md": cli_page(),
         "config.md": config_page(),
@@ -147,7 +147,7 @@ def pages() -> dict[str, str]:
 
 
 def methods_page() -> str:
-    """Return the page of methods with new tables. The text between the tables stays."""
+    """Return the page of methods with new tables. The text between the tables is kept."""
     page = (FOLDER / "methods.md").read_text(encoding="utf-8")
     described = [catalogue_row(describe_entry(name)) for name in registry.built_in_methods()]
     for marker, rows in (("families", family_rows()), ("methods", described)):
@@ -159,7 +159,7 @@ def methods_page() -> str:
 
 
 def config_page() -> str:
-    """Return the page of all keys, profiles and environment variables."""
+    """Return the page that lists all config keys, profiles and environment variables."""
     found = [each for each in option_fields(RunConfig) if not each.option.hidden]
     parts = [CONFIG]
     for panel in dict.fromkeys(each.option.panel for each in found):
@@ -185,7 +185,7 @@ def config_page() -> str:
 
 
 def records_page() -> str:
-    """Return the page of the fields of a record and of the objects in it."""
+    """Return the page that describes the fields of a record, and of the objects inside a record."""
     parts = [RECORDS, "## Record", _fields(schema.Record)]
     for kind in RECORD_PARTS:
         summary = " ".join((inspect.getdoc(kind) or "").split("\n\nAttributes:")[0].split())
@@ -194,7 +194,7 @@ def records_page() -> str:
 
 
 def metrics_page() -> str:
-    """Return the page of all metrics, in the order of their declaration."""
+    """Return the page that describes all metrics, in the order of their declaration."""
     rows = (
         (f"`{name}`", inline(each.heading), inline(each.unit), inline(each.meaning))
         for name, each in METRICS.items()
@@ -220,7 +220,9 @@ ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
 def _fields(kind: type) -> str:
-    """Return the table of the fields of a dataclass, with the meanings in its docstring."""
+    """Return a table of a dataclass's fields. Their meanings come from the docstring of the
+    class.
+    """
     documented = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2]
     meanings = {name: " ".join(text.split()) for name, text in ATTRIBUTE.findall(documented)}
     rows = [
@@ -231,7 +233,7 @@ def _fields(kind: type) -> str:
 
 
 def _type(annotation: str) -> str:
-    """Return the type of a field as JSON readers need it: without bounds."""
+    """Return the type of a field as a reader of JSON sees it, without minimum and maximum."""
     plain = re.sub(r"Annotated\[(\w+), .*?\)\]", r"\1", annotation)
     for name, kind in TYPES.items():
         plain = re.sub(rf"\b{name}\b", kind, plain)
@@ -246,7 +248,7 @@ TYPES = {
 
 
 def cli_page() -> str:
-    """Return the page of all options. Commands that have the same options share a table."""
+    """Return the page of all command-line options. Commands with the same options share a table."""
     sections = [CLI]
     for _, same in groupby(_commands(), key=lambda command: _tables(command.settings)):
         sections.append(_section(list(same)))
@@ -263,7 +265,7 @@ def _commands() -> Iterator[Command]:
 
 
 def _section(commands: list[Command]) -> str:
-    """Return the section of commands that have the same options."""
+    """Return the section of the page for commands that have the same options."""
     names = [f"`{command.words}`" for command in commands]
     heading = " to ".join((names[0], names[-1])) if len(names) > 2 else ", ".join(names)
     abouts = [_summary(command) for command in commands]
@@ -274,7 +276,7 @@ def _section(commands: list[Command]) -> str:
 
 
 def _examples(commands: list[Command]) -> str:
-    """Return the examples in the help of commands as a code block."""
+    """Return a code block with the examples from the help of some commands."""
     found = [line for each in commands for line in EXAMPLE.findall(each.info.epilog or "")]
     return "\n".join(("```bash", *dict.fromkeys(found), "```")) if found else ""
 
@@ -285,7 +287,7 @@ def _summary(command: Command) -> str:
 
 
 def _tables(found: list[OptionField]) -> str:
-    """Return the options of a command, as one table per help panel."""
+    """Return tables of options, one table for each panel of the help."""
     visible = [each for each in found if not each.option.hidden]
     parts = []
     for panel in dict.fromkeys(each.option.panel for each in visible):
@@ -295,7 +297,7 @@ def _tables(found: list[OptionField]) -> str:
 
 
 def _row(setting: OptionField) -> tuple[str, str, str, str]:
-    """Return the cells of an option."""
+    """Return the table cells of one option."""
     option, field = setting.option, setting.field
     names = setting.flags if option.panel != ARGUMENTS else [setting.flag]
     default = "required" if field.is_required() and option.default is None else setting.default
@@ -304,7 +306,7 @@ def _row(setting: OptionField) -> tuple[str, str, str, str]:
 
 
 def _values(setting: OptionField) -> str:
-    """Return the placeholder of a value, or the words to choose from, and its bounds."""
+    """Return the allowed values of an option: its placeholder or its choices, and its bounds."""
     option, kind = setting.option, setting.field.annotation
     choices = option.choices or next(
         (get_args(each) for each in (kind, *get_args(kind)) if get_origin(each) is Literal), ()

@@ -16,7 +16,7 @@ from specbench_cli.errors import ExitCode
 
 
 def main() -> NoReturn:
-    """Run the command line, see `app.main`."""
+    """Run the command line of specbench and exit."""
     # Do not let child processes import modules from the working folder, whose files may come from
     # another person.
     os.environ["PYTHONSAFEPATH"] = "1"
@@ -36,10 +36,11 @@ def main() -> NoReturn:
 
 
 def _leave_out_working_folder() -> None:
-    """Remove the working folder from `sys.path`, to which `python -m` adds it.
+    """Remove the working folder from `sys.path`. `python -m` has added it.
 
-    Its files may come from another person, e.g. a malicious `yaml.py`. If specbench itself is
-    in that folder, as in a checkout of the repository, the folder is not removed.
+    The folder may contain files from another person, e.g. a malicious `yaml.py`. The folder is kept
+    if
+    specbench itself is in it, as in a checkout of the repository.
     """
     try:
         here = os.getcwd()  # noqa: PTH109 (importing pathlib could load a file of that folder)
@@ -50,7 +51,7 @@ def _leave_out_working_folder() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Exit at once. No work has been done yet."""
+    """Exit at once after Ctrl-C during the imports. No work has been done yet."""
     os.write(2, b"error: interrupted\n")
     os._exit(ExitCode.INTERRUPTED)
 

@@ -10,27 +10,28 @@ from __future__ import annotations
 
 import pathlib
 
-# Base classes of a method and of its parameters. `NumberOrAuto` is a whole number, or `AUTO`: the
-# engine chooses it from measured forward costs (`Method.uses_costs`). `Widths` are the numbers of
-# nodes of a tree by level.
+# Base classes of a method and of its parameters. `NumberOrAuto` is the type of a parameter that is
+# a whole number or `AUTO`. With `AUTO`, the engine chooses the number from measured forward costs
+# (`Method.uses_costs`). `Widths` are the numbers of tree nodes, one per level.
 from pydantic import Field
 from specbench_cli.engine.method import Method
 from specbench_cli.engine.batch import Batch
 from specbench_cli.engine.params import AUTO, Claim, MethodParams, NumberOrAuto, Widths, WordList
 
-# Session of a request: all that a method needs to decode it. A peer has its own decoding loop.
+# The session of a request contains all that a method needs to decode it. A peer is a method of
+# another project, with its own decoding loop.
 from specbench_cli.engine.session import Session
 from specbench_cli.engine.peer_session import PeerSession
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.sampling import Sampling, hash_key
 
-# Input and output of a forward, and the model that runs and counts forwards.
+# Input and output of a model forward, and the model class, which runs and counts forwards.
 from specbench_cli.engine.types import SUBLAYERS, Features, Hidden, Input, ModelOutput, Tokens
 from specbench_cli.engine.models.decoder import Decoder, LogitsAt, ModelInput, Part, State
 from specbench_cli.engine.models.meter import Metered
 from specbench_cli.engine.partial import Partial
 
-# Drafts, how their tokens were drawn, and the results of verification.
+# Drafts, the ways to draw draft tokens, and the results of verification.
 from specbench_cli.engine.types import Draft, Guarantee, DrawMode, Origin, Outcome, Rule, Step
 from specbench_cli.engine.verify.choosing import Pick
 
@@ -38,20 +39,21 @@ from specbench_cli.engine.verify.choosing import Pick
 from specbench_cli.engine.verify.accept import AcceptParams, AcceptRule, DraftContext
 from specbench_cli.engine.verify.random import Random
 
-# Segments: the draft model writes a segment, and a rule of the method accepts or rejects it as a
-# whole. The engine counts kept and discarded tokens of each model.
+# A segment is several tokens that the draft model writes, such as a reasoning step. A rule of the
+# method accepts or rejects a segment as a whole. The engine counts the kept and discarded tokens of
+# each model.
 from specbench_cli.engine.segments.rules import SegmentParams, SegmentRule
 from specbench_cli.engine.segments.segments import Segments, mean_log_prob
 
 # Drafts that are chains of tokens, for one or several sequences. The draft length is a number, or a
-# rule that decides after each draft token whether to continue.
+# rule that decides after each draft token whether to add another one.
 from specbench_cli.engine.drafting.chains import draft_chains, draw_chain
 from specbench_cli.engine.drafting.draft_model_method import DraftModelMethod
 from specbench_cli.engine.drafting.length_params import LengthParams, LengthRule
 from specbench_cli.engine.drafting.length_rules import create_length_rule
 from specbench_cli.engine.drafting.lengths import FixedLength, Length
 
-# A classifier of prompts by topic, for methods that learn.
+# A classifier of prompts by topic, for methods that learn while they decode.
 from specbench_cli.engine.learning import Topics
 
 # Drafts that are trees, drafted with one forward per level (`Levels`). A tree has a fixed shape
@@ -82,11 +84,12 @@ from specbench_cli.engine.drafting.growth_params import GrowthParams, Nodes, max
 # Drafting from fixed texts without a model: find all occurrences of a token sequence.
 from specbench_cli.engine.drafting.suffix_array import SuffixArray
 
-# The text in the tokens of a draft model that has another tokenizer than the target.
+# The text of draft tokens, for a draft model with another tokenizer than the target's.
 from specbench_cli.engine.drafting.transcript import Transcript
 
-# For methods that verify trees themselves: tree shapes, merged trees, acceptance of siblings
-# (`siblings`), order of tokens (`ranking`), and transfers between device and host (`host`).
+# For methods that verify trees with their own code: tree shapes, merged trees, acceptance of
+# siblings (`siblings`), order of tokens (`ranking`), and transfers between device and host
+# (`host`).
 from specbench_cli.engine import host
 from specbench_cli.engine.verify import ranking, siblings
 from specbench_cli.engine.verify.tree import merge_trees, build_tree_mask, build_tree
@@ -96,7 +99,8 @@ from specbench_cli.engine.workers.drafter import DraftSession, Drafter
 from specbench_cli.engine.workers.message import Message
 from specbench_cli.engine.workers.transport import Worker
 
-# Drafts that such a drafter prepares for several possible verification outcomes.
+# For drafting in parallel: drafts that a worker prepares for several possible verification
+# outcomes.
 from specbench_cli.engine.workers.rollouts import (
     Guess,
     Preparer,
@@ -136,7 +140,7 @@ from specbench_cli.engine.models.layers import (
 )
 from specbench_cli.engine.models.forward_plan import Scratch
 
-# Errors: of the environment, of a method, and of the user's input.
+# Exceptions for problems of the environment, of a method, and of the user's input.
 from specbench_cli.errors import EnvironmentFault, MethodFault, UsageError
 
 __all__ = [
@@ -268,14 +272,16 @@ def sha256_of(decoder: Decoder, file: str | None = None) -> str | None:
 
     Return None if the decoder was not loaded from a folder, or the file does not exist.
     """
-    # Imported here, because the module imports torch, which takes a second.
+    # Import here, because this module imports torch, which takes a second.
     from specbench_cli.engine.models import load
 
     return load.sha256_of(decoder, file)
 
 
 def load_weights(folder: pathlib.Path, config: object) -> Weights:
-    """Return the weights of a model. Its architecture must be supported; see `fits`.
+    """Return the weights of a model in a folder.
+
+    The function `fits` returns whether the model's architecture is supported.
 
     Raises:
         EnvironmentFault: the tensors do not match the config.
@@ -286,7 +292,9 @@ def load_weights(folder: pathlib.Path, config: object) -> Weights:
 
 
 def config_of(decoder: Decoder) -> dict[str, object]:
-    """Return config.json of the folder that a decoder was loaded from, or an empty dict."""
+    """Return the content of config.json in a decoder's folder, or {} if it was not loaded from
+    one.
+    """
     from specbench_cli.engine.models import load
 
     return dict(load.config_of(decoder))

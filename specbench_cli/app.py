@@ -141,10 +141,10 @@ def main(
     commands: typer.Typer | None = None,
     program: str = "specbench",
 ) -> NoReturn:
-    """Run the command line and exit with one of `ExitCode`.
+    """Run the command line, and exit with one of the codes of `ExitCode`.
 
     Args:
-        args: Arguments after the program's name. Default: those of this process.
+        args: Arguments after the program's name. Default: the arguments of this process.
         commands: Available commands. None means all commands of `app`.
         program: Name of the program in its help.
     """
@@ -176,7 +176,7 @@ def main(
 
 
 def _run(args: list[str], commands: typer.Typer | None = None, program: str = "specbench") -> int:
-    """Run a command, print its errors, and return its exit code."""
+    """Run a command and print its errors. Return its exit code."""
     if TRACEBACK in args:  # may precede or follow the command
         os.environ["SPECBENCH_DEBUG"] = "1"
         args = [arg for arg in args if arg != TRACEBACK]
@@ -233,7 +233,7 @@ def _print_unexpected_error(fault: Exception) -> int:
 def _check_folders(args: Sequence[str]) -> None:
     """Raise UsageError if the value of `--out` contains a line break.
 
-    Other commands list such names, one per line.
+    Commands such as `specbench list runs` print one folder per line.
     """
     for option, value in zip(args, [*args[1:], ""], strict=False):
         name, given, joined = option.partition("=")
@@ -253,7 +253,7 @@ def _check_moved(args: Sequence[str]) -> None:
 
 
 def _flush_stdout(code: int) -> int:
-    """Flush stdout. Return the exit code, or that of a write error such as a full disk."""
+    """Flush stdout. Return `code`, or the exit code of a write error if the flush fails."""
     try:
         sys.stdout.flush()
     except OSError as fault:
@@ -267,8 +267,9 @@ def _flush_stdout(code: int) -> int:
 def _select_commands(args: list[str], whole: typer.Typer | None = None) -> typer.Typer:
     """Return an app that has only the command named by the first arguments.
 
-    Building the options of all commands is slow. The general help needs only their names and
-    descriptions. Suggestions for a misspelt name and shell completions need all commands.
+    This is faster, because only one command's options are built. The app has all commands for the
+    general help, which lacks options, for suggestions after a misspelt name, and for shell
+    completion.
 
     Args:
         whole: Commands to choose from. None means all commands of `app`.
@@ -297,7 +298,7 @@ def _select_commands(args: list[str], whole: typer.Typer | None = None) -> typer
 
 
 def with_all_options(whole: typer.Typer | None = None) -> typer.Typer:
-    """Return the app, or a group of commands, in which all commands have their options."""
+    """Return the app, or a group of its commands, with the options of every command."""
     whole = app if whole is None else whole
     every = copy.copy(whole)
     every.registered_commands = [_with_options(each) for each in whole.registered_commands]
@@ -316,14 +317,14 @@ def _with_options(command: CommandInfo) -> CommandInfo:
 
 
 def _with_commands(group: TyperInfo, commands: typer.Typer) -> TyperInfo:
-    """Return a group with other commands."""
+    """Return a command group like `group`, with `commands` as its commands."""
     other = copy.copy(group)
     other.typer_instance = commands
     return other
 
 
 def _without_options(command: CommandInfo) -> CommandInfo:
-    """Return a command that has a help text but no options."""
+    """Return a command that has a help text but no options, because building options is slow."""
 
     def words() -> None: ...
 
@@ -343,9 +344,11 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def normalize_help(command: Any) -> None:
-    """Change the help of a command and of its subcommands.
+    """Change the help text of a command and of its subcommands.
 
-    Show placeholders instead of types, defaults as `[default: X]`, and examples before the options.
+    The help then shows placeholders instead of types, defaults as `[default: X]`, and examples
+    before
+    the options.
     """
     context = typer.Context(command, help_option_names=HELP)
     for param in command.get_params(context):
@@ -397,7 +400,7 @@ class _Terminated(_StopSignal):
 
 
 class _HangupSignal(_StopSignal):
-    """The terminal was closed."""
+    """Error for the signal SIGHUP: the terminal was closed."""
 
     exit_code, word = ExitCode.HUNG_UP, "hung up"
 
@@ -417,7 +420,10 @@ _AGAIN_S = 0.01
 
 
 def _resend_signal(args: sys.UnraisableHookArgs) -> None:
-    """Send a signal again if it arrived in a finalizer, where Python discards the exception."""
+    """Send the process a signal again if its exception was raised in a finalizer.
+
+    Python discards exceptions in finalizers, so the signal would be lost.
+    """
     if not isinstance(args.exc_value, KeyboardInterrupt):
         lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
         _note_trace(f"{args.err_msg or 'Exception ignored in'}: {args.object!r}\n{''.join(lines)}")
@@ -429,9 +435,9 @@ def _resend_signal(args: sys.UnraisableHookArgs) -> None:
 
 
 def _escape_python_messages() -> None:
-    """Escape control characters in Python's warnings, log records and thread exceptions.
+    """Escape control characters in Python's own warnings, log records and exceptions of threads.
 
-    They may contain untrusted text, e.g. the model_type of a checkpoint.
+    These may contain untrusted text, e.g. the model_type of a checkpoint.
     """
 
     class Record(logging.LogRecord):
@@ -491,7 +497,10 @@ _OTHER_KIND = frozenset({errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, 
 
 
 def _as_environment_fault(fault: Exception) -> SpecbenchError | None:
-    """Return an error for an exception that the environment or a path caused, else None."""
+    """Return an error message for an exception that the machine or a wrong path caused.
+
+    Return None for any other exception.
+    """
     if isinstance(fault, OSError) and fault.errno == errno.ENAMETOOLONG:
         return UsageError(f"invalid file name: {fault.strerror}: {str(fault.filename)[:60]}")
     if isinstance(fault, FileNotFoundError) and "temporary directory" in str(fault):
@@ -522,7 +531,10 @@ def _note_trace(text: str) -> None:
 
 
 def _trace() -> str:
-    """Return the traceback of the current exception, truncated because a plug-in may cause it."""
+    """Return the traceback of the current exception as text.
+
+    It is truncated, because a plug-in may cause a very long one.
+    """
     return truncate(traceback.format_exc().rstrip(), MAX_TRACE_LENGTH)
 
 

@@ -57,14 +57,14 @@ HEAD_FACTS = frozenset({"kind", "inside", "hint"})
 
 
 class Placeholder:
-    """Replacement for imported names that declarations do not use, such as those of torch."""
+    """Replacement for an imported object that is not needed here, such as a function of torch."""
 
 
 @cache
 def load_declaration(module: str, name: str) -> Any:
-    """Return the value of a top-level name in a module of `methods`, or in `specbench_cli.api`.
+    """Return the object with a top-level name in a module of `methods`, or in `specbench_cli.api`.
 
-    Classes have only their declarations.
+    Classes are returned without their decoding code.
     """
     node, names = _statements(module)[name], _statements(module).keys()
     if isinstance(node, ast.ImportFrom | ast.Import):
@@ -84,7 +84,9 @@ def load_declaration(module: str, name: str) -> Any:
 
 @cache
 def _statements(module: str) -> dict[str, ast.stmt]:
-    """Return the top-level statements of a module by the names that they define."""
+    """Return the top-level statements of a module. Each name is mapped to the statement that
+    defines it.
+    """
     spec = importlib.util.find_spec(module)
     assert spec is not None
     tree = ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8"))
@@ -112,7 +114,7 @@ def _select_names(nodes: Iterable[ast.AST], names: Container[str]) -> list[ast.N
 
 
 def _import_name(node: ast.ImportFrom | ast.Import, name: str) -> Any:
-    """Import a name, or return `Placeholder` if importing its module may import torch."""
+    """Import a name. Return `Placeholder` instead if importing its module may import torch."""
     if isinstance(node, ast.Import):
         return importlib.import_module(name) if name in WITHOUT_TORCH else Placeholder
     module = str(node.module)
@@ -125,14 +127,14 @@ def _import_name(node: ast.ImportFrom | ast.Import, name: str) -> Any:
 
 
 def _reduce_class(node: ast.ClassDef, names: list[ast.Name], bases: list[type]) -> ast.ClassDef:
-    """Return a class statement reduced to its declarations.
+    """Return a class statement without decoding code.
 
-    Classes of parameters and accept rules do not change. A method keeps its attributes and hooks.
-    Any other class is treated as a trained module.
+    Classes of parameters and accept rules do not change. A method keeps its attributes, and those
+    functions that a plan needs. Any other class is treated as a trained module.
 
     Args:
         names: Syntax nodes of the base classes that the module defines or imports.
-        bases: Those base classes.
+        bases: The base classes that these nodes refer to.
     """
     if any(issubclass(base, MethodParams | AcceptRule) for base in bases):
         body = [_without_annotations(each) for each in node.body]
@@ -147,7 +149,9 @@ def _reduce_class(node: ast.ClassDef, names: list[ast.Name], bases: list[type]) 
 
 
 def _reduce_statement(node: ast.stmt, is_method: bool) -> ast.stmt | None:
-    """Return a statement of a class body without decoding code, or None to remove it."""
+    """Return a statement of a class body without decoding code. Return None to remove the
+    statement.
+    """
     if isinstance(node, ast.FunctionDef) and is_method and node.name in HOOKS:
         return _without_annotations(node)
     if isinstance(node, ast.FunctionDef) and is_method and node.name in OVERRIDES:

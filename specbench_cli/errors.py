@@ -50,7 +50,7 @@ def escape_hidden(value: object, lead: str = "\\") -> str:
 
 
 def truncate(text: str, max_length: int = MAX_TEXT_LENGTH) -> str:
-    """Return the text cut to about `most` characters, with the number of characters that were cut.
+    """Return the text cut to about `max_length` characters, with the number of removed characters.
 
     Lone surrogates, which cannot be encoded as UTF-8, are escaped.
     """
@@ -94,10 +94,10 @@ class ExitCode(IntEnum):
 class SpecbenchError(Exception):
     """An error with a message for the user.
 
-    Message and hint may contain untrusted text, and are cut to about `MAX_TEXT_LENGTH` characters.
+    Message and hint may contain untrusted text. They are cut to about `MAX_TEXT_LENGTH` characters.
 
     Args:
-        message: what is wrong: the given value, and the allowed values.
+        message: what is wrong. It names the wrong value and the allowed values.
         hint: how to fix it, preferably a command to type.
     """
 
@@ -133,8 +133,10 @@ class EnvironmentFault(SpecbenchError):
 
 
 class WorkerLost(EnvironmentFault):
-    """A worker process of parallel drafting died or hangs, without a fault of the method (exit
-    3)."""
+    """A worker process of a method that drafts in parallel died or hangs (exit 3).
+
+    The method itself is not the cause.
+    """
 
 
 class ConcurrentWriteError(EnvironmentFault):
@@ -161,15 +163,16 @@ _REASON = 300
 
 
 def is_library_error(fault: BaseException) -> bool:
-    """Return True for exceptions of libraries. False for Ctrl-C, exits and the like.
+    """Return True for an exception that a library or plug-in raised.
 
-    Panics of Rust libraries count too. Their class is not an Exception, and no module exports it.
+    Return False for Ctrl-C, for exits and the like. A panic of a Rust library is an exception of a
+    library too, although its class is not derived from Exception and no module exports it.
     """
     return isinstance(fault, Exception) or type(fault).__name__ == "PanicException"
 
 
 def reason_of(fault: object) -> str:
-    """Return the text of a library's error or of a wrong value, on one line and cut."""
+    """Return the text of a library's error or of a wrong value. It is truncated and on one line."""
     text = " ".join(str(fault)[: 4 * _REASON].split()) or type(fault).__name__
     return text if len(text) <= _REASON else f"{text[:_REASON]}..."
 
@@ -182,10 +185,10 @@ REFUSED = FULL | {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def to_write_error(fault: OSError, resumed: str | None = None) -> EnvironmentFault | None:
-    """Return the error to report for an OSError, or None if it is not a failed write.
+    """Return the error to report for an OSError. Return None if the OSError is not a failed write.
 
     Args:
-        resumed: Command that resumes the run. None if nothing can be resumed.
+        resumed: Command with which the user can resume the run. None if nothing can be resumed.
     """
     if fault.errno not in REFUSED or (fault.errno == errno.EIO and fault.filename is None):
         return None
@@ -197,7 +200,7 @@ def to_write_error(fault: OSError, resumed: str | None = None) -> EnvironmentFau
 
 
 def find_disk_error(fault: BaseException) -> OSError | None:
-    """Return an OSError for a library's exception that reports a full disk, else None."""
+    """Return an OSError if a library's exception means that the disk is full, else None."""
     number = next((each for each in sorted(FULL) if os.strerror(each) in str(fault)), None)
     if number is None:
         return None

@@ -1,11 +1,11 @@
 """Safe reading of the user's files, and safe writing into the user's folders.
 
-Reading: a path may be an endless device, or a pipe without a writer. So reads are limited in bytes
-and in time.
+Reading: a path may be a device that never ends, or a pipe that sends no data. So reads are limited
+in bytes and in time.
 
-Writing: all files that specbench appends to, replaces or removes are handled here. Each file is
-written completely or not at all, and links in an output folder are not followed. A file that
-specbench did not write is replaced only with `--overwrite`.
+Writing: this module writes, replaces and removes all files of specbench. Each file is written
+completely or not at all. Links in an output folder are not followed. A file that specbench did not
+write is replaced only with `--overwrite`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def cache_folder() -> Path:
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a file, which may be an endless device (`/dev/zero`) or a pipe.
+    """Return the content of a file, which may also be a device (`/dev/zero`) or a pipe.
 
     Args:
         path: The file.
@@ -102,7 +102,8 @@ def read_text(path: Path, max_bytes: int) -> str:
     """Return the UTF-8 text of a file, with `\\n` as line ends.
 
     Raises:
-        OSError: see `read_bytes`.
+        OSError: the file cannot be read, is larger than `max_bytes`, or is a pipe that sends no
+            data.
         UnicodeDecodeError: the file is not UTF-8 text.
     """
     text = read_bytes(path, max_bytes).decode()
@@ -121,10 +122,10 @@ def _read_chunk(number: int, path: Path) -> bytes:
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise UsageError if reading a folder of a model, adapter or head might never end.
+    """Raise UsageError if reading the folder of a model, adapter or head might never end.
 
-    Libraries such as transformers read these files, so they are checked before. A link to a regular
-    file is allowed, because the cache of the Hugging Face hub consists of links.
+    Call this before a library such as transformers reads the folder. A link to a regular file is
+    allowed, because the cache of the Hugging Face hub consists of links.
 
     Raises:
         UsageError: The folder contains a pipe, a device or a socket, or a link to one. Also raised
@@ -170,7 +171,9 @@ def _check_readable(path: Path) -> None:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Open a regular file without a second hard link, and without following a symbolic link.
+    """Open a file that belongs to specbench, and return its file descriptor.
+
+    The file must be a regular file. Links are not followed, so that no file elsewhere changes.
 
     Args:
         flags: flags of `os.open`.
@@ -193,10 +196,10 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def read_own(path: Path) -> bytes | None:
-    """Return the content of a file of specbench, or None if it does not exist.
+    """Return the content of a file that belongs to specbench. Return None if it does not exist.
 
     Raises:
-        UsageError: see `open_own`.
+        UsageError: the path is a link, a folder or a device, or the file has a second hard link.
     """
     try:
         fd = open_own(path, os.O_RDONLY)
@@ -218,10 +221,12 @@ def json_object(content: bytes) -> dict[str, Any]:
 def replace(path: Path, content: str | bytes) -> None:
     """Write a file atomically: readers see the old or the new content, never a mixture.
 
-    A link is replaced by the file. The file that it points to does not change.
+    If the path is a link, the new file replaces the link. The file to which the link pointed does
+    not
+    change.
 
     Raises:
-        OSError: the file cannot be written; the error names it.
+        OSError: the file cannot be written. The error contains the file's name.
     """
     data = content.encode() if isinstance(content, str) else content
     draft = path.with_name(f".{path.name.lstrip('.')}.{secrets.token_hex(4)}.new")
@@ -243,7 +248,9 @@ def replace(path: Path, content: str | bytes) -> None:
 
 
 def is_temporary(path: Path) -> bool:
-    """Return True if the path is a temporary file of `replace` that a killed process left."""
+    """Return True if the path is a temporary file that a killed process left while it wrote a
+    file.
+    """
     return _TEMPORARY.fullmatch(path.name) is not None and stat.S_ISREG(path.lstat().st_mode)
 
 
@@ -251,7 +258,7 @@ def remove_own(path: Path, own: Callable[[bytes], bool] = lambda _: True) -> Non
     """Remove a file if specbench wrote it.
 
     Args:
-        own: function of the content that returns True if specbench wrote it.
+        own: receives the file's content, and returns True if specbench wrote it.
     """
     with suppress(UsageError):
         content = read_own(path)
@@ -275,8 +282,9 @@ def write_own(
     """Write a file atomically. Replace an existing file only if specbench wrote it.
 
     Args:
-        own: function of the existing content that returns True if specbench wrote it.
-        overwrite: True replaces any existing file. None: the command has no such option.
+        own: receives the existing content, and returns True if specbench wrote it.
+        overwrite: True replaces any existing file. None means that the command has no option
+            `--overwrite`.
 
     Raises:
         UsageError: specbench did not write the existing file.
@@ -306,7 +314,9 @@ def _check_no_folder(path: Path) -> None:
 
 
 def write_listed(path: Path, content: str | bytes, *, overwrite: bool | None = None) -> None:
-    """Write a file atomically and add it to the `FILE_LIST` of its folder. See `staging_folder`.
+    """Write a file atomically, and add its name to `FILE_LIST` in its folder.
+
+    `FILE_LIST` lists the files that specbench wrote, so that it may replace them later.
 
     Raises:
         UsageError: an existing file must not be replaced.
@@ -336,13 +346,16 @@ def staging_folder(
 ) -> Iterator[Path]:
     """Yield a temporary folder, and move its files into `folder` at the end of the `with` block.
 
-    An existing file is replaced if it has the same content, or if specbench wrote it and nobody
-    changed it since. For this check, `FILE_LIST` stores the checksums of written files.
+    An existing file is replaced if it has the same content. It is also replaced if specbench wrote
+    it and nobody changed it since. For this check, `FILE_LIST` stores the checksums of the files
+    that specbench wrote.
 
     Args:
-        overwrite: True replaces any existing file. None: the command has no such option.
+        overwrite: True replaces any existing file. None means that the command has no option
+            `--overwrite`.
         not_replaced: list that receives the existing files that must not be replaced. The other
-            files are moved. None raises an error for such a file instead, and no file is moved.
+            files
+            are moved. If this is None, such a file raises an error instead, and no file is moved.
 
     Raises:
         UsageError: an existing file or a link must not be replaced.
@@ -371,10 +384,11 @@ def staging_folder(
                 [folder / place for place in new if place in wrong], overwrite
             )
         moved = {place: value for place, value in new.items() if place not in wrong}
-        # List both checksums until all files are moved, in case the process is killed in between.
+        # List the old and the new checksum of each file until all files are moved. The process may
+        # be killed in between.
         both = {place: f"{known.get(place, '')} {value}".strip() for place, value in moved.items()}
         _write_file_list(Path(name), folder, known | both)
-        # A killed process must not leave a new config.json with old weights, or the reverse.
+        # Move config.json last. A killed process must not leave a new config.json with old weights.
         last = [place for place in moved if Path(place).name == _CONFIG]
         for place in last:
             (folder / place).unlink(missing_ok=True)
@@ -398,7 +412,9 @@ def _write_file_list(staging: Path, folder: Path, written: dict[str, str]) -> No
 
 
 def _staging_prefix() -> str:
-    """Return the prefix of the names of this machine's temporary folders. A process id follows."""
+    """Return the prefix of this machine's temporary folder names. A process id follows the
+    prefix.
+    """
     return f".specbench-{sha256(platform.node().encode()).hexdigest()[:8]}-"
 
 
@@ -411,13 +427,13 @@ def _remove_stale_staging(folder: Path) -> None:
 
 
 def _is_staging(folder: Path) -> bool:
-    """Return True if `staging_folder` created this folder, and nobody added other files."""
+    """Return True if `staging_folder` created this folder, and no one added other files to it."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     names = {each.name for each in folder.iterdir()}
     try:
         mark = read_own(folder / _MARK)
-        # A process that was killed while it wrote the mark has written no files yet.
+        # A process that was killed while it wrote this mark file has written no other files yet.
         empty = mark == b"" and not any((folder / _FILES).glob("*"))
         marked = mark == _ABOUT_STAGING.encode() or empty
     except UsageError:
@@ -456,7 +472,10 @@ def _read_file_list(folder: Path) -> dict[str, str]:
 
 
 def _may_replace(folder: Path, place: str, hashes: set[str], overwrite: bool | None) -> bool:
-    """Return True if a file may be written: there is none, its SHA-256 is known, or `overwrite`."""
+    """Return True if a file may be written at a place in the folder.
+
+    This is so if no file exists there, if its SHA-256 is in `hashes`, or if `overwrite` is true.
+    """
     there = folder / place
     for parent in there.relative_to(folder).parents:
         above = folder / parent

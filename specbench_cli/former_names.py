@@ -1,6 +1,6 @@
-"""Former names in the plug-in API and in stored files, which still work.
+"""Old names in the plug-in API and in stored files. The names have changed, but still work.
 
-Older plug-ins, runs, baselines and certificates use them.
+Older plug-ins, runs, baselines and certificates use the old names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ CHECKS = {"law": "distribution"}
 
 
 def current_draw_mode(mode: str) -> str:
-    """Return the current name of a draw mode. Warn if a former name was given."""
+    """Return the current name of a draw mode (how draft tokens are drawn). Warn if the name is
+    old.
+    """
     if mode not in DRAW_MODES:
         return mode
     current = DRAW_MODES[mode]
@@ -33,7 +35,7 @@ def current_draw_mode(mode: str) -> str:
 
 
 def current_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters of a method with current names and values, e.g. for `law=wor`."""
+    """Return a method's parameters with current names and values. An old example is `law=wor`."""
     if params.get("law") not in DRAW_MODES:
         return dict(params)
     return {
@@ -43,7 +45,9 @@ def current_params(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def current_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of a forward by their current names. Warn of a former one."""
+    """Return the keyword arguments of a model forward under their current names. Warn of old
+    names.
+    """
     warn_renamed("forward(taps=...)", "captured_layers=...", 4)
     return {"captured_layers" if key == "taps" else key: value for key, value in options.items()}
 
@@ -52,12 +56,12 @@ T = TypeVar("T")
 
 
 def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
-    """Warn that `old` is a former name of `new`."""
+    """Warn that the name `old` was replaced by `new`."""
     warnings.warn(f"`{old}` is now `{new}`", DeprecationWarning, stacklevel)
 
 
 class FormerMember:
-    """Descriptor for a class member under its former name. It warns when used.
+    """Descriptor that gives a class member its old name as a second name. It warns when it is used.
 
     Attributes:
         current: Current name of the member.
@@ -76,12 +80,12 @@ class FormerMember:
 
 
 def renamed_members(**new_names: str) -> Callable[[type[T]], type[T]]:
-    """Return a class decorator that keeps the former names of members.
+    """Return a class decorator that keeps the old names of renamed members.
 
-    If a subclass overrides a member under its former name, the current member is overridden.
+    If a subclass overrides a member under its old name, the current member is overridden too.
 
     Args:
-        new_names: The current name by former name.
+        new_names: The current name for each old name.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -104,13 +108,13 @@ def renamed_members(**new_names: str) -> Callable[[type[T]], type[T]]:
 
 
 def get_renamed(module: str, new_names: Mapping[str, str], name: str) -> Any:
-    """Return a module's member by its former name, for the module's `__getattr__`.
+    """Return a module's member by its old name. The module's `__getattr__` calls this.
 
     Args:
-        new_names: The current name by former name.
+        new_names: The current name for each old name.
 
     Raises:
-        AttributeError: `name` is not a former name.
+        AttributeError: `name` is not an old name.
     """
     if name not in new_names:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")

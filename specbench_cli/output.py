@@ -1,9 +1,10 @@
 """Output of the command line: results go to stdout, messages go to stderr.
 
 On a terminal, results are tables with colours. In a pipe, lists are tab-separated lines for `cut`,
-`awk` and pandas, and the result of a run has the chosen `Format`. NO_COLOR disables colours.
-FORCE_COLOR treats a pipe like a terminal, for CI logs. Text is never parsed as markup.
-`escape_hidden` escapes control characters and invisible characters in all output.
+`awk` and pandas, and the result of a run has the format that the user chose. NO_COLOR disables
+colours. With FORCE_COLOR, a pipe gets the same output as a terminal, for CI logs. The text of
+messages is never parsed as rich markup. Control characters and invisible characters are always
+escaped.
 """
 
 from __future__ import annotations
@@ -55,13 +56,17 @@ _HIDDEN_IN_JSON = re.compile(f"{HIDDEN.pattern}|#(?=#\\[)")
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Raise BrokenPipeError, which the command line handles. rich would exit with code 1."""
+        """Raise BrokenPipeError, which the command line handles. The default of rich exits with
+        code 1.
+        """
         raise BrokenPipeError
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
-        """Escape hidden characters in each segment, except in rich's own control codes."""
+        """Escape hidden characters in all text, but not in the control codes that rich adds for
+        colours.
+        """
         for segment in super().render(renderable, options):
             if segment.control:
                 yield segment
@@ -185,8 +190,9 @@ def make_text(value: object, style: str = "") -> Text:
 def escape_formula(value: object) -> object:
     """Return a value that a spreadsheet does not evaluate as a formula.
 
-    If a text begins like a formula, an apostrophe is added in front. The same applies to text after
-    a semicolon, tab or line break, where some spreadsheets split cells. Numbers do not change.
+    A text that begins like a formula gets an apostrophe in front. So does text after a semicolon,
+    tab
+    or line break, because some spreadsheets split cells there. Numbers do not change.
     """
     if not isinstance(value, str):
         return value
@@ -197,7 +203,7 @@ def escape_formula(value: object) -> object:
 
 
 def escape_json(document: str) -> str:
-    """Return an equivalent JSON document in which hidden characters are JSON escapes."""
+    """Return an equivalent JSON document with hidden characters written as JSON escapes."""
     return _HIDDEN_IN_JSON.sub(lambda found: _units(found[0]), document)
 
 
@@ -208,7 +214,10 @@ def _units(text: str) -> str:
 
 
 def escape_for_log(text: str) -> str:
-    """Return text with hidden characters escaped, and workflow commands in GitHub Actions."""
+    """Return text for a log. Hidden characters are escaped.
+
+    In GitHub Actions, workflow commands in the text are escaped too, so that they are not executed.
+    """
     shown = escape_hidden(text)
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return shown
@@ -224,10 +233,10 @@ def data(content: RenderableType) -> None:
 
 
 def rows(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """Print records as a `table` on a terminal, otherwise as `tsv`.
+    """Print records as a table on a terminal, otherwise as tab-separated lines.
 
     Args:
-        columns: See `table`.
+        columns: Keys to show, in this order. Default: all keys.
     """
     (table if is_interactive() else tsv)(records, columns)
 
@@ -271,14 +280,20 @@ def table(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = 
 
 
 def tsv(records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
-    """Print records as tab-separated lines. `columns` works as in `table`."""
+    """Print records as tab-separated lines.
+
+    Args:
+        columns: Keys to print, in this order. Default: all keys.
+    """
     names, cells = _cells(records, columns)
     lines = ("\t".join(map(_field, line)) for line in [names, *cells])
     sys.stdout.writelines(f"{escape_for_log(line)}\n" for line in lines)
 
 
 def _field(cell: str) -> str:
-    """Return a table entry as a field of a tab-separated line, safe for spreadsheets."""
+    """Return the text of a table cell as a field of a tab-separated line. Spreadsheets can open
+    it safely.
+    """
     text = " ".join(cell.split())
     return text if _FIGURES.fullmatch(text) else str(escape_formula(text))
 
@@ -286,7 +301,7 @@ def _field(cell: str) -> str:
 def _cells(
     records: Iterable[Mapping[str, Any]], columns: Sequence[str] | None
 ) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and the entries of a table."""
+    """Return the column headings and the cells of a table as text."""
     lines = list(records)
     names = list(columns or dict.fromkeys(key for line in lines for key in line))
     return names, [[_cell(line.get(name)) for name in names] for line in lines]
@@ -321,9 +336,10 @@ def error(message: str, hint: str | None = None) -> None:
 
 
 def open_closed_streams() -> None:
-    """Redirect closed standard streams (`>&-`, `2>&-`) to `os.devnull`.
+    """Redirect standard streams that the shell closed (`>&-`, `2>&-`) to `os.devnull`.
 
-    Python sets a closed stream to None, and the next file that is opened gets its file descriptor.
+    Python sets a closed stream to None. Without a redirection, the next opened file would get the
+    stream's file descriptor, and output would go into that file.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
@@ -339,7 +355,7 @@ def open_closed_streams() -> None:
 
 
 def drop_stdout() -> None:
-    """Discard all further output to stdout. Call this after its reader has closed the pipe."""
+    """Discard all further output to stdout. Call this after the reader of a pipe has closed it."""
     _drop(sys.stdout)
 
 
@@ -349,7 +365,9 @@ def _drop(stream: TextIO) -> None:
 
 
 def _cell(value: object) -> str:
-    """Return the text of a table entry. Members of lists and mappings are separated by commas."""
+    """Return the text of a table cell. The members of lists and mappings are separated by
+    commas.
+    """
     if isinstance(value, Mapping):
         return ", ".join(f"{escape_hidden(key)} {_cell(member)}" for key, member in value.items())
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -361,7 +379,7 @@ def _cell(value: object) -> str:
 
 
 def _jsonable(value: Any) -> Any:
-    """Convert a value to JSON types."""
+    """Convert a value to the types that JSON has."""
     if isinstance(value, Enum):
         return _jsonable(value.value)
     if value is None or isinstance(value, (str, bool)):

@@ -57,7 +57,7 @@ def check_name(name: object, origin: str) -> None:
     """Raise UsageError unless a method name is valid on the command line and as a file name.
 
     Args:
-        origin: the file or package that defines the method.
+        origin: the file or package that defines the method, for the error message.
     """
     if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
         raise UsageError(
@@ -68,7 +68,9 @@ def check_name(name: object, origin: str) -> None:
 
 
 def _check_attributes(path: str, method: type[Method]) -> None:
-    """Raise UsageError if a class attribute of a method does not have the type of `Method`'s."""
+    """Raise UsageError if a class attribute of a method has another type than in the class
+    `Method`.
+    """
     for name, hint in get_type_hints(Method).items():
         value = inspect.getattr_static(method, name, None)
         if get_origin(hint) is not ClassVar or isinstance(value, property) or value is None:
@@ -89,7 +91,7 @@ def _check_attributes(path: str, method: type[Method]) -> None:
 
 
 def _words(kind: Any) -> str:
-    """Return a type as it is written in source code."""
+    """Return a Python type as text, as it is written in source code."""
     return (
         kind.__name__
         if isinstance(kind, type) and not get_args(kind)
@@ -98,13 +100,16 @@ def _words(kind: Any) -> str:
 
 
 def _example(name: str) -> str:
-    """Return an example value of a class attribute as source code."""
+    """Return an example value for a class attribute, as source code for an error message."""
     examples = {"needs": 'frozenset({"draft"})', "Params": "MethodParams", "name": '"my-method"'}
     return examples.get(name) or repr(getattr(Method, name))
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Import a plug-in file as a module. Its name in `sys.modules` depends on path and content."""
+    """Import a plug-in file as a module.
+
+    The module's name in `sys.modules` depends on the path and the content of the file.
+    """
     source = plugin_file.content(file)
     identity = sha256(str(file.resolve()).encode() + source)
     module_name = f"specbench_plugin_{identity.hexdigest()[:12]}"
@@ -116,8 +121,8 @@ def _import_file(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
-        # Compile the source here. A loader could use a bytecode cache of other source text that has
-        # the same size and was changed in the same second.
+        # Compile the source text here. Python's import system could use an outdated bytecode cache
+        # if the file was changed within one second and kept its size.
         message = f"its import took longer than {IMPORT_S:g} s"
         with limit_time(IMPORT_S, message, again_s=1.0):
             exec(compile(source, file, "exec"), vars(module))  # noqa: S102
@@ -131,7 +136,7 @@ def _import_file(file: Path) -> ModuleType:
 
 
 def _line(fault: BaseException, file: Path) -> int:
-    """Return the line of the plug-in where an error occurred."""
+    """Return the line number in the plug-in file at which an error occurred."""
     if isinstance(fault, SyntaxError) and fault.lineno:
         return fault.lineno
     frames = traceback.extract_tb(fault.__traceback__)

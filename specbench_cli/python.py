@@ -102,7 +102,8 @@ def run(
         _keep_thread_count(),
         make_progress(json=False, start_s=_start_s()) if progress else ProgressDisplay() as view,
     ):
-        # Without ipywidgets, transformers warns in notebooks about a progress bar that is not used.
+        # Without ipywidgets, transformers warns in notebooks about a progress bar. specbench does
+        # not use it.
         warnings.filterwarnings("ignore", message="IProgress not found")
         plan, run_dir = start_run(run_config, sources, folder, view)
         with show_resume_command(run_dir.path, view, is_repeat=False):
@@ -331,16 +332,18 @@ class ComparisonResult:
 
 
 def _start_s() -> float:
-    """Return an estimate of the CPU time in seconds that starting a process takes.
+    """Return an estimate of the CPU time in seconds that the start of a process takes.
 
-    This is the CPU time of this process so far, limited because it may have done other work.
+    The estimate is the CPU time of this process so far. It is limited, because the process may have
+    done
+    other work before.
     """
     return min(time.process_time(), MAX_START_S)
 
 
 @contextmanager
 def _keep_thread_count() -> Iterator[None]:
-    """Restore torch's number of threads after the `with` block, for the next run."""
+    """Restore torch's number of threads after the `with` block. A run may change it."""
     import torch
 
     before = torch.get_num_threads()
@@ -351,10 +354,13 @@ def _keep_thread_count() -> Iterator[None]:
 
 
 def _to_name(what: str, value: Named) -> str:
-    """Return a name, or a path as text.
+    """Return a name unchanged, or a path as text.
+
+    Args:
+        what: description of the argument for the error message.
 
     Raises:
-        UsageError: The value is neither.
+        UsageError: The value is neither a name nor a path.
     """
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
@@ -362,7 +368,7 @@ def _to_name(what: str, value: Named) -> str:
 
 
 def _paths_to_text(value: Any) -> Any:
-    """Return a setting with paths as text."""
+    """Return a setting with all paths in it converted to text."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return [_paths_to_text(each) for each in value] if isinstance(value, list | tuple) else value

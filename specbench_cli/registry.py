@@ -1,4 +1,5 @@
-"""Registry of methods: built-in ones, entry points of other distributions, and plug-in files.
+"""Registry of methods. They are built in, provided by other installed packages, or in plug-in
+files.
 
 A method is imported when it is first used. Facts about built-in methods are parsed from their
 source text, so that `specbench list methods` does not import torch.
@@ -94,10 +95,10 @@ class MethodEntry:
 
 @dataclass(frozen=True, slots=True)
 class Papers:
-    """Citations of a method and the claims of its papers.
+    """Citations of a method, and the speedups that its papers claim.
 
     Attributes:
-        citation: BibTeX entries. Empty if there are none.
+        citation: BibTeX entries of the papers. Empty if there are none.
         claims: Speedups that the papers report.
     """
 
@@ -122,7 +123,9 @@ def built_in_methods() -> dict[str, MethodEntry]:
 
 
 def _sort_key(name: str, entry: MethodEntry) -> tuple[int, str]:
-    """Return the sort key of a method: its family, then its name, except for peers."""
+    """Return the sort key of a method: its family, then its name. Methods of other projects come
+    last.
+    """
     return FAMILIES.index(entry.family), "" if entry.peer else name.replace("-", "")
 
 
@@ -140,7 +143,7 @@ def _sources() -> Iterator[tuple[str, Traversable]]:
 
 
 def parse_entries(text: str, module: str) -> dict[str, MethodEntry]:
-    """Return the entries of the method classes in a module's source text, without importing it.
+    """Return the method classes in a module's source text as entries, without importing the module.
 
     A class inherits the attributes of its base classes in the same module.
 
@@ -184,7 +187,7 @@ _DECLARED = frozenset(
 
 
 def _read_declarations(node: ast.ClassDef, module: str) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values of those attributes of a class that an entry is made from."""
+    """Yield the names and values of those class attributes that belong into a registry entry."""
     for each in node.body:
         if not (isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)):
             continue
@@ -201,18 +204,21 @@ def _read_declarations(node: ast.ClassDef, module: str) -> Iterator[tuple[str, A
 
 
 def entries() -> dict[str, MethodEntry]:
-    """Return all methods by canonical name. The names of built-in methods cannot be replaced."""
+    """Return all methods by name. A plug-in cannot replace a built-in method."""
     return {**built_in_methods(), **_entry_point_methods(), **_plugin_methods}
 
 
 def entries_without_plugins() -> Mapping[str, MethodEntry]:
-    """Return the built-in methods and those of installed distributions."""
+    """Return the methods that are built in, or provided by other installed packages."""
     return {**built_in_methods(), **_entry_point_methods()}
 
 
 @cache
 def _entry_point_methods() -> dict[str, MethodEntry]:
-    """Return the methods of other distributions. Cached, because reading metadata is slow."""
+    """Return the methods that other installed packages provide as entry points.
+
+    The result is cached, because reading the metadata of packages is slow.
+    """
     import importlib.metadata
 
     found = {}
@@ -227,7 +233,7 @@ def _entry_point_methods() -> dict[str, MethodEntry]:
 
 
 def check_shadowing() -> None:
-    """Raise UsageError if Python imports another package instead of one of specbench."""
+    """Raise UsageError if another package hides a package of specbench from Python's import."""
     home = Path(__file__).resolve().parents[1]
     for name in SIBLING_PACKAGES:
         spec = importlib.util.find_spec(name)
@@ -269,7 +275,9 @@ def resolve(name: str) -> str:
 
 
 def lossless_methods() -> list[str]:
-    """Return the names of the built-in lossless methods, without peers."""
+    """Return the names of the built-in lossless methods, except those that other projects
+    implement.
+    """
     return [
         name
         for name, each in built_in_methods().items()
@@ -307,7 +315,7 @@ def papers(name: str) -> Papers:
     """Return the citations of a method, and the speedups that its papers claim.
 
     Raises:
-        UsageError: See `load`.
+        UsageError: The method is unknown, or its class fails to import.
     """
     entry = entries()[resolve(name)]
     if entry.proposed_in or entry.builds_on:  # known without importing the method
@@ -335,7 +343,10 @@ def _cite_papers(proposed_in: Sequence[str], builds_on: Sequence[str]) -> Papers
 
 @cache
 def _bibliography() -> dict[str, Any]:
-    """Return `methods/papers.yaml`: source, citation and claims of each paper by BibTeX key."""
+    """Return the content of `methods/papers.yaml`.
+
+    It maps a BibTeX key to the source, the citation and the claims of a paper.
+    """
     import yaml
 
     text = importlib.resources.files("methods").joinpath("papers.yaml").read_text(encoding="utf-8")
@@ -344,22 +355,23 @@ def _bibliography() -> dict[str, Any]:
 
 
 def build(name: str, params: Mapping[str, Any]) -> Method:
-    """Import a method and return it with the given parameters, and defaults for the others.
+    """Import a method, and return an instance with these parameters. Others have their defaults.
 
     Raises:
-        UsageError: A parameter is unknown or its value is not allowed. See also `load`.
+        UsageError: The method or a parameter is unknown, or a value is not allowed.
     """
     return _with_parameters(load(name), name, params)
 
 
 def declare(name: str, params: Mapping[str, Any]) -> Method:
-    """Return the declaration of a method: it has parameters and hooks, but cannot decode.
+    """Return an instance of a method that has its parameters and declarations, but cannot decode.
 
-    Unlike `build`, this does not import torch, except for plug-ins and for peers that check whether
-    their software is installed.
+    Unlike `build`, this does not import torch. Exceptions are plug-ins, and methods of other
+    projects
+    that check whether their software is installed.
 
     Raises:
-        UsageError: See `build`.
+        UsageError: The method or a parameter is unknown, or a value is not allowed.
     """
     canonical = resolve(name)
     entry = entries()[canonical]
@@ -375,7 +387,11 @@ def declare(name: str, params: Mapping[str, Any]) -> Method:
 
 
 def _with_parameters(kind: type[Method], name: str, params: Mapping[str, Any]) -> Method:
-    """Create an instance of a method's class. See `build`."""
+    """Return an instance of a method's class with these parameters.
+
+    Raises:
+        UsageError: A parameter is unknown or its value is not allowed.
+    """
     from pydantic import ValidationError
 
     try:
@@ -396,7 +412,7 @@ def load_plugin(path: str) -> list[str]:
         The names of the methods.
 
     Raises:
-        UsageError: See `plugin.read`. Also raised if another method has the same name.
+        UsageError: The file cannot be imported or defines no method, or a name is already in use.
     """
     from specbench_cli import plugin
 
@@ -414,7 +430,7 @@ def load_plugin(path: str) -> list[str]:
 
 
 def _describe(method: type[Method], origin: str) -> MethodEntry:
-    """Return the entry of a method that was imported."""
+    """Return the registry entry of a method that was already imported."""
     return MethodEntry(
         f"{method.__module__}:{method.__qualname__}",
         (method.__doc__ or "").strip().partition("\n")[0],

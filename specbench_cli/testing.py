@@ -83,7 +83,7 @@ def check(
 
 
 def _load_method(method: str | os.PathLike[str]) -> str:
-    """Return the name of a registered method, or of the method that a file defines."""
+    """Return the name of a method: a registered one, or the one that a plug-in file defines."""
     path = Path(method)
     if path.suffix != ".py":
         return registry.resolve(os.fspath(method))

@@ -1,4 +1,6 @@
-"""Time limit for code of other projects, such as plug-ins, in the main thread."""
+"""Time limit for code that is not part of specbench, such as plug-ins. It works in the main
+thread.
+"""
 
 from __future__ import annotations
 

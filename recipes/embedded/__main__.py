@@ -1,4 +1,4 @@
-"""python -m recipes.embedded --help."""
+"""Entry point of `python -m recipes.embedded`."""
 
 from recipes.command_line import main
 from recipes.embedded.commands import app

@@ -1,4 +1,4 @@
-"""Commands of `python -m recipes.embedded`: training and measuring the embedded family."""
+"""Commands of `python -m recipes.embedded`, which train and measure the embedded models."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ app = create_app(
 
 
 def _scale_recipes(options: PairOptions, *recipes: Recipe) -> list[Recipe]:
-    """Return the recipes, scaled as the options `--steps-scale` and `--smoke` say."""
+    """Return the training recipes, changed as the options `--steps-scale` and `--smoke` require."""
     return shared.prepare_recipes(
         recipes, options.steps_scale, options.smoke, options.out, options.resume
     )
@@ -141,7 +141,10 @@ def _create_trainer(options: PairOptions, report: Report) -> Trainer:
 
 
 def _find_target(folder: Path | None, out: Path) -> Path:
-    """Return the folder of the target: the given one, the one in `out`, or the shipped one."""
+    """Return the folder of the target model.
+
+    It is the given folder, else the target trained in `out`, else the one shipped with specbench.
+    """
     from recipes.embedded.family import TARGET
     from specbench_cli.models import resolve
 

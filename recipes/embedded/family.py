@@ -52,9 +52,9 @@ class Recipe(Schedule):
         )
 
 
-# For the same number of tokens, updates over 2,048 tokens reach a lower loss than over 4,096.
-# Nearly all chats fit in 256 tokens, where attention on a CPU is cheapest. The last fifth of the
-# training uses sequences of 1,024 tokens.
+# Updates on 2,048 tokens reach a lower loss than updates on 4,096, for the same total number of
+# tokens. Nearly all chats fit in 256 tokens, where attention on a CPU is cheapest. The last fifth
+# of the training uses sequences of 1,024 tokens.
 BASE = Recipe(
     name="embedded-7m-base",
     hidden=256,
@@ -65,9 +65,10 @@ BASE = Recipe(
     peak_lr=3e-3,
     horizon=6000,
 )
-# A second cycle with a lower learning rate, mostly on the families that the first cycle learned
-# worst (HARD). Its first stage has no held-out wordings ("open"), so that the model does not
-# associate a wording with one half of the lexicons. Its second stage has them again.
+# A second training cycle with a lower learning rate. It mostly uses the task families that the
+# model learned worst in the first cycle (HARD). In its first stage, wordings reserved for
+# evaluation ("open") are left out. Otherwise the model would associate a wording with one half of
+# the lexicons. The second stage contains them again.
 TARGET = replace(
     BASE,
     name="embedded-7m",

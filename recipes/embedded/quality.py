@@ -1,7 +1,7 @@
 """Quality of the embedded models, measured by ordinary runs of specbench.
 
-Acceptance alone does not show that a pair is good, because a worse target is easier to predict. So
-the target must solve its tasks, and its draft must be less accurate.
+A high acceptance does not prove that a target and its draft are good, because a bad target is
+easier to predict. So the target must solve its tasks, and its draft must be less accurate.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Quality:
 class QualityRun(NamedTuple):
     """A run to measure: its name in quality.json, the target, the method and the temperature.
 
-    The run also measures vanilla.
+    Every run also measures vanilla.
     """
 
     name: str
@@ -102,7 +102,7 @@ def measure_quality(options: QualityOptions) -> None:
 
 
 def figures_table(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the values of quality.json as rows, one for each model and task family."""
+    """Return the values of quality.json as table rows, one per model and task family."""
     return [
         {"model": model, "family": family, **figures}
         for model, families in facts["models"].items()
@@ -113,7 +113,7 @@ def figures_table(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _measure(
     measurement: QualityRun, out: Path, limit: int | None, seed: int
 ) -> dict[str, dict[str, Any]]:
-    """Run the measurement, or resume it, and return the method's quality by task family."""
+    """Do a run, or resume it. Return the quality of the method's outputs by task family."""
     from specbench_cli.commands._progress import make_progress
     from specbench_cli.config.run import RunConfig
     from specbench_cli.measure.run import measure_run, resume_run, start_run
@@ -152,9 +152,9 @@ def _measure(
 
 
 def summarise_by_family(records: Iterable[Record], label: str) -> dict[str, Quality]:
-    """Return the quality of a method by task family, and over "all" families last.
+    """Return the quality of a method by task family. The last entry, "all", is over all families.
 
-    Failed outputs do not count.
+    Failed outputs are left out.
     """
     families: dict[str, list[Record]] = {}
     for record in records:

@@ -1,10 +1,11 @@
 """Training of the embedded models: `embedded-7m`, its draft `embedded-1m`, and two variants.
 
-The target is trained with cross-entropy on text. So is the draft at first. Then the draft is
-trained to match the target's distribution (KL divergence), mostly on replies that the target
+The target is trained with cross-entropy on text. The draft is first trained in the same way. Then
+it is trained to match the target's distribution (KL divergence), mostly on replies that the target
 generated, as in DistillSpec (Zhou et al., ICLR 2024, arXiv:2310.08461). `embedded-exit` is the
 target, fine-tuned so that its earlier layers can predict tokens too. `embedded-xv` is a draft with
-another vocabulary. It is trained on the text of the target's replies, because the token ids differ.
+another vocabulary. Its token ids differ from the target's, so it learns from the text of the
+target's replies.
 """
 
 from collections.abc import Sequence
@@ -57,7 +58,9 @@ class Trainer:
     def train_pair(
         self, base: Recipe, target: Recipe, draft: Recipe
     ) -> dict[str, loop.TrainingResult]:
-        """Train the target in two cycles, then its draft. Return each training's result by name."""
+        """Train the target in two cycles, then its draft. Return the training results by model
+        name.
+        """
         tokenizer = self._load_tokenizer("tokenizer", self.seed, target.vocabulary)
         results = {base.name: self._train(base, tokenizer)}
         results[target.name] = self._train(target, tokenizer, start=self.out / base.name)
@@ -65,12 +68,20 @@ class Trainer:
         return results
 
     def train_early_exit(self, recipe: Recipe, target: Path) -> dict[str, loop.TrainingResult]:
-        """Fine-tune the target in a folder so that its earlier layers can predict tokens."""
+        """Fine-tune a target so that its earlier layers can predict tokens too.
+
+        Args:
+            target: folder of the target.
+        """
         tokenizer: PreTrainedTokenizerFast = read_tokenizer(target)
         return {recipe.name: self._train(recipe, tokenizer, start=target)}
 
     def train_foreign(self, recipe: Recipe, target: Path) -> dict[str, loop.TrainingResult]:
-        """Train a draft with another vocabulary for the target in a folder."""
+        """Train a draft model that has another vocabulary than its target.
+
+        Args:
+            target: folder of the target.
+        """
         name = f"tokenizer-{recipe.name}"
         tokenizer = self._load_tokenizer(name, self.seed + FOREIGN_SEED, recipe.vocabulary)
         return {recipe.name: self._train(recipe, tokenizer, target)}
@@ -85,8 +96,8 @@ class Trainer:
         """Train one model and write it to a folder.
 
         Args:
-            target: folder of the model whose distribution it learns. None: it learns from text.
-            start: folder of the model whose weights it starts from. None: random weights.
+            target: folder of the model whose distribution is learned. None: learn from text.
+            start: folder of the model whose weights are the start. None: start from random weights.
         """
         model = build(recipe, self.seed, self.device)
         if start is not None:

@@ -1,4 +1,4 @@
-"""python -m recipes.studies --help."""
+"""Entry point of `python -m recipes.studies`."""
 
 from recipes.command_line import main
 from recipes.studies.commands import app

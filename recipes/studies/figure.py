@@ -1,6 +1,7 @@
-"""Plot of scaling laws: one column per size, with the points, lines and residuals of each figure.
+"""Plot of scaling laws, with one column per kind of size, such as training tokens or layers.
 
-A hollow mark with an interval is the prediction of the held-out point. It is drawn to the right of
+Each column shows the points, lines and residuals of each figure, such as MAT. A hollow mark with an
+interval is the prediction of the largest size from the smaller ones. It is drawn to the right of
 the measured point.
 """
 
@@ -40,7 +41,7 @@ def draw(laws: Sequence[ScalingLaw]) -> plots.Figure:
 def _panels(
     laws: Sequence[ScalingLaw], figure: str, size: str, looks: Mapping[str, style.Look]
 ) -> list[plots.Panel]:
-    """Return the panel with the laws of a figure, and the panel with their residuals."""
+    """Return two panels of the plot: the laws of one figure (such as MAT), and their residuals."""
     seen = sorted({x for law in laws for x, _ in law.points})
     low, high = seen[0] / _MARGIN, seen[-1] * _MARGIN
     x = plots.Axis("", low, high, ticks={at: short(at) for at in seen}, log=True)
@@ -60,12 +61,14 @@ def _panels(
 
 
 def _value_at(law: ScalingLaw, size: float) -> float:
-    """Return the value of a law at a size."""
+    """Return the figure (such as MAT) that a scaling law predicts at a size."""
     return law.fit.a.value + law.fit.b.value * log10(size)
 
 
 def _line_series(law: ScalingLaw, look: style.Look) -> Iterator[plots.PlotSeries]:
-    """Yield a law's line, its points, and the prediction of the held-out point."""
+    """Yield the line of a scaling law, its points, and its prediction for the held-out largest
+    size.
+    """
     ends = [plots.PlotPoint(at, _value_at(law, at)) for at in (law.fit.smallest, law.fit.largest)]
     yield plots.PlotSeries(ends, replace(look, marker=""))
     points = [plots.PlotPoint(x, y) for x, y in law.points]

@@ -121,7 +121,7 @@ def _trainer(options: GridOptions, report: shared.Bars) -> ScratchTrainer:
 
 
 def _numbers(option: str, words: str, read: Callable[[str], float]) -> list[float]:
-    """Return the sorted distinct numbers of an option."""
+    """Return the distinct numbers in an option's value, sorted."""
     try:
         found = sorted({read(word) for word in words.split(",")})
     except ValueError:

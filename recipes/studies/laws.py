@@ -1,7 +1,9 @@
-"""Scaling laws: how a figure such as MAT grows with one size, if everything else is equal.
+"""Scaling laws: how a figure such as MAT depends on one size, such as the number of training
+tokens.
 
-Each law is a line y = a + b log10(x) through measured points (`loglinear`). As a check, the law of
-the smaller sizes also predicts the largest size, which is the held-out point.
+All else is equal among the points of a law. The law is a line y = a + b log10(x) through them
+(`loglinear`). As a check, a line through the smaller sizes predicts the largest size, which is
+called the held-out point.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ Pairs = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class HeldOutPoint:
-    """The largest size of a law, predicted from the smaller sizes.
+    """The largest size among a law's points, predicted from the smaller sizes.
 
-    value: mean of the measured points at this size.
-    n: number of these points.
+    value: mean of the measured points at the largest size.
+    n: number of measured points at the largest size.
     decades_beyond: distance from the next smaller size in decades (factors of ten).
     """
 
@@ -35,17 +37,21 @@ class HeldOutPoint:
 
     @property
     def is_inside(self) -> bool:
-        """True if the interval of the prediction contains the measured mean."""
+        """True if the interval of the prediction contains the mean that was measured at the
+        largest size.
+        """
         return self.predicted.low <= self.value <= self.predicted.high
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingLaw:
-    """Scaling law of one figure over one size.
+    """Scaling law: how one figure depends on one kind of size.
 
-    figure, along: names of the figure and of the size, from `points.FIGURES` and `points.SIZES`.
-    where: the points' other sizes and settings, if they differ between laws, as text.
-    held_out: None if there are only two sizes, or if the largest one is too far from the others.
+    figure, along: names of the figure and of the kind of size, from `points.FIGURES` and
+        `points.SIZES`.
+    where: other sizes and settings of the points as text. Only those that differ between laws.
+    held_out: prediction of the largest size. None if there are only two sizes, or if the largest
+        one is too far from the others.
     """
 
     figure: str
@@ -57,12 +63,12 @@ class ScalingLaw:
 
     @property
     def name(self) -> str:
-        """Name of the law in messages."""
+        """Name of the scaling law in messages."""
         return " ".join(filter(None, (FIGURES[self.figure][0], "along", self.along, self.where)))
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons to doubt the law or its prediction of the held-out point."""
+        """Reasons to doubt the law, or its prediction of the largest size."""
         found = list(self.fit.warnings)
         if self.held_out is not None and self.held_out.decades_beyond:
             found.append(
@@ -72,7 +78,7 @@ class ScalingLaw:
 
 
 def fit_scaling_laws(points: Sequence[ScalingPoint]) -> list[ScalingLaw]:
-    """Fit a law to each set of points that differ in one size only.
+    """Fit a scaling law to each set of points that differ in one kind of size only.
 
     Raises:
         UsageError: there is no such set.
@@ -104,7 +110,7 @@ def fit_scaling_laws(points: Sequence[ScalingPoint]) -> list[ScalingLaw]:
 
 
 def _find_varying(points: Sequence[ScalingPoint]) -> set[str]:
-    """Return the names of the sizes and settings that are not the same for all points."""
+    """Return the names of those sizes and settings that differ between the points."""
     values: dict[str, set[object]] = {}
     for point in points:
         both: Mapping[str, object] = {**point.sizes, **point.alike}
@@ -118,7 +124,10 @@ def _fit_line(figure: str, along: str, where: str, pairs: Pairs) -> ScalingLaw:
 
 
 def _predict_held_out(pairs: Pairs) -> HeldOutPoint | None:
-    """Predict the largest size from the others; None if there are fewer than two others."""
+    """Predict the value at the largest size from the smaller sizes.
+
+    Return None if there are fewer than two smaller sizes.
+    """
     largest = pairs[-1][0]
     rest = [pair for pair in pairs if pair[0] < largest]
     if len({size for size, _ in rest}) < 2:
@@ -136,7 +145,7 @@ def _predict_held_out(pairs: Pairs) -> HeldOutPoint | None:
 
 @dataclass(frozen=True, slots=True)
 class ScalingPrediction:
-    """Prediction of a law at a size.
+    """Value that a scaling law predicts at a size.
 
     predicted: None if the size is too far from the measured sizes.
     note: how far the law is extrapolated, or why there is no prediction.
@@ -149,14 +158,14 @@ class ScalingPrediction:
 
 
 def predict_size(laws: Sequence[ScalingLaw], along: str, size: float) -> list[ScalingPrediction]:
-    """Return the predictions of all laws over a size, for one more point.
+    """Return the predictions at one size of all laws over this kind of size.
 
     Args:
-        along: name of the size, such as "tokens".
-        size: its value.
+        along: kind of size, such as "tokens".
+        size: the size at which to predict.
 
     Raises:
-        UsageError: there is no law over this size, or the value is too far from all points.
+        UsageError: there is no law over this kind of size, or the size is too far from all points.
     """
     asked = [law for law in laws if law.along == along]
     if not asked:

@@ -1,8 +1,9 @@
-"""Log-linear regression: y = a + b log10(x), by ordinary least squares.
+"""Log-linear regression: y = a + b log10(x), by ordinary least squares. x is called the size.
 
-All intervals use Student's t. If sizes have several points each, their scatter is the noise of a
-point. If the sizes' means are farther from the line than this noise explains, the relation is not
-a straight line (lack-of-fit test: Draper & Smith, Applied Regression Analysis, 3rd ed. 1998, 2.1).
+All intervals use Student's t. If a size has several points, their scatter measures the noise of one
+point. If the means at the sizes are farther from the line than this noise explains, the relation is
+not a straight line. This is the lack-of-fit test (Draper & Smith, Applied Regression Analysis,
+3rd ed. 1998, 2.1).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _EPS = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class IntervalEstimate:
-    """A number with its 95% interval, which is infinite if there are too few points."""
+    """An estimate with its 95% interval. The interval is infinite if there are too few points."""
 
     value: float
     low: float = -math.inf
@@ -34,7 +35,9 @@ class IntervalEstimate:
 
 
 class TooFar(ValueError):
-    """A size is more than `FARTHEST` decades outside the range of the points."""
+    """Error for a size that is more than `FARTHEST` decades outside the range of the fitted
+    points.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,11 @@ class LogLinear:
     """A line y = a + b log10(x), fitted to n points with `smallest` <= x <= `largest`.
 
     r2: share of the variance of y that the line explains; 0 if y does not vary.
-    lack_of_fit_p: p-value of the lack-of-fit test. None if there are only two sizes, or if no size
-        has several points.
+    lack_of_fit_p: p-value of the test whether a straight line fits. None if there are only two
+        sizes, or if no size has several points.
     noise: standard deviation of the points around the line.
     df: degrees of freedom of `noise`.
-    mean, spread: mean of log10(x), and sum of the squared deviations from it.
+    mean, spread: mean of log10(x), and sum of the squared deviations from this mean.
     """
 
     a: IntervalEstimate
@@ -62,7 +65,9 @@ class LogLinear:
     spread: float
 
     def decades_beyond(self, x: float) -> float:
-        """Return the distance of a size from the range of the points in decades; 0 if inside."""
+        """Return how many decades a size is outside the range of the fitted points; 0 if it is
+        inside.
+        """
         found = max(math.log10(self.smallest / x), math.log10(x / self.largest))
         return found if found > _EPS else 0.0
 
@@ -86,7 +91,7 @@ class LogLinear:
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons to doubt the fit."""
+        """Reasons to doubt that the line describes the points."""
         found = []
         if self.n < FEW_POINTS:
             found.append(f"{self.n} points, fewer than {FEW_POINTS}")

@@ -1,4 +1,6 @@
-"""Points of scaling laws: drafts of the study `grid`, and methods of runs with a batch size."""
+"""Points of scaling laws: trained drafts of the study `grid`, or methods of runs with a batch
+size.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,11 @@ _DIGITS = 8
 
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:
-    """A trained draft, or a method of a run.
+    """One point of a scaling law: a trained draft, or a method of a run.
 
-    sizes: its values of `SIZES`.
-    figures: its values of `FIGURES`.
-    alike: other settings. Points of one law have the same.
+    sizes: its sizes, by the names in `SIZES`.
+    figures: its measured figures, by the names in `FIGURES`.
+    alike: its other settings, which are equal for all points of one law.
     """
 
     name: str
@@ -50,13 +52,13 @@ class ScalingPoint:
 
 
 def read_points(words: Sequence[str]) -> list[ScalingPoint]:
-    """Return the points of runs, and of all trained drafts in folders.
+    """Return the points of scaling laws from runs, and from folders with trained drafts.
 
     Args:
-        words: runs and folders, as typed.
+        words: runs and folders, as the user typed them.
 
     Raises:
-        UsageError: a folder contains neither, or a file of it is damaged.
+        UsageError: a folder contains neither runs nor drafts, or one of its files is damaged.
     """
     found: list[ScalingPoint] = []
     for path in {path.resolve(): path for path in map(find_run, words)}.values():
@@ -71,7 +73,10 @@ def read_points(words: Sequence[str]) -> list[ScalingPoint]:
 
 
 def _drafts(path: Path) -> Iterator[ScalingPoint]:
-    """Yield the drafts of a training folder. Tables in files of the same name are skipped."""
+    """Yield a point for each draft in a training folder.
+
+    A file of the same name that contains a table is skipped.
+    """
     for file in sorted(path.rglob(RECORD)):
         try:
             record = json.loads(files.read_text(file, 16 * files.MB))
@@ -98,7 +103,7 @@ def _numbers(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, float
 
 
 def _rows(path: Path) -> Iterator[ScalingPoint]:
-    """Yield the methods of a run that draft."""
+    """Yield a point for each method of a run that has a draft."""
     run = RunDir.open(path)
     reading, alike = read_report_data(run), collect_facts(run)
     alike.pop("batch", None)

@@ -1,4 +1,6 @@
-"""`python -m recipes.studies scaling`: scaling laws as tables, as JSON and as files."""
+"""`python -m recipes.studies scaling`: print scaling laws as tables or JSON, or write them to
+files.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,7 @@ def _ends(name: str, estimate: IntervalEstimate) -> dict[str, float]:
 
 
 def table_cells(law: ScalingLaw) -> dict[str, object]:
-    """Return a law as a table row, by heading."""
+    """Return the cells of a table row for a scaling law, by column heading."""
     fit, held = law.fit, law.held_out
     found: dict[str, object] = {"figure": FIGURES[law.figure][0], "along": law.along}
     found |= {
@@ -155,7 +157,7 @@ def table_cells(law: ScalingLaw) -> dict[str, object]:
 
 
 def prediction_cells(prediction: ScalingPrediction) -> dict[str, object]:
-    """Return a prediction as a table row, by heading."""
+    """Return the cells of a table row for a prediction, by column heading."""
     law = prediction.law
     found = {
         "figure": FIGURES[law.figure][0],
@@ -173,14 +175,14 @@ def _interval(estimate: IntervalEstimate) -> str:
 
 
 def warnings(laws: Sequence[ScalingLaw]) -> list[str]:
-    """Return one line for each law with warnings."""
+    """Return one line of text for each scaling law that has warnings."""
     return [f"{law.name}: {'; '.join(law.warnings)}" for law in laws if law.warnings]
 
 
 def show(
     laws: Sequence[ScalingLaw], predictions: Sequence[ScalingPrediction], form: output.Format
 ) -> None:
-    """Print the laws, then the predictions."""
+    """Print the scaling laws, then their predictions."""
     if form == "json":
         for record in [*map(as_dict, laws), *map(prediction_as_dict, predictions)]:
             output.json_line(record)
@@ -203,8 +205,11 @@ def write(
     predictions: Sequence[ScalingPrediction],
     folder: Path,
 ) -> list[Path]:
-    """Write scaling.md, scaling.json (points too), scaling.svg and scaling.png to a folder that
-    exists."""
+    """Write the scaling laws into an existing folder.
+
+    The files are scaling.md, scaling.json (which also contains the points), scaling.svg and
+    scaling.png.
+    """
     with style.figure_style():
         figures = style.write(draw(laws), folder, "scaling")
     page, facts = folder / "scaling.md", folder / "scaling.json"
@@ -226,7 +231,7 @@ def write(
 
 
 def _words(laws: Sequence[ScalingLaw]) -> list[tuple[str, str]]:
-    """Return the name and the meaning of each figure and size in the laws."""
+    """Return the name and the meaning of each figure and each kind of size in the scaling laws."""
     figures, sizes = {law.figure for law in laws}, {law.along for law in laws}
     found = [shown for name, shown in FIGURES.items() if name in figures]
     return found + [(name, what) for name, what in SIZES.items() if name in sizes]
@@ -238,7 +243,7 @@ def _grid(rows: Sequence[Mapping[str, object]]) -> Grid:
 
 
 def _finite(value: Any) -> Any:
-    """Return a value with None in place of infinite numbers, which JSON does not allow."""
+    """Return a value in which None replaces infinite numbers, because JSON does not allow them."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list):

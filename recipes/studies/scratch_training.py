@@ -12,19 +12,22 @@ class ScratchTrainer(Aligner):
     """Trainer of drafts with any number of layers, from random weights, on the training corpus."""
 
     def train_draft(self, name: str, layers: int, updates: int, seed: int) -> dict[str, Any]:
-        """Train a draft from random weights and export it. A finished draft is not trained again.
+        """Train a draft from random weights and write it to a folder. Skip a draft that is
+        finished.
 
         Args:
-            name: name of its folder.
-            layers: number of layers. The rest of its shape is that of `draft`.
+            name: name of the draft's folder.
+            layers: number of layers. The rest of the shape is that of the model `draft`.
             updates: number of training updates.
-            seed: random seed of the weights and of the texts.
+            seed: random seed of the weights and of the training texts.
 
         Returns:
-            The content of its `alignment.json`.
+            The content of the draft's `alignment.json`.
 
         Raises:
-            UsageError: as `align`, or the target is not an embedded model, so there is no corpus.
+            UsageError: the training options are invalid, or the target is not an embedded model,
+                for
+                which alone there is a corpus.
         """
         claim(self.out / WORK, {"target_sha256": self._target_sha256})
         record = self.out / name / RECORD

@@ -103,7 +103,11 @@ SUBJECTS = (
 
 
 def _write_documents(d: Draw, subject: LookupSubject) -> Turns:
-    """Return the turns: two searches, the facts found, one fact corrected, the answer repeated."""
+    """Return the turns of a conversation about documents.
+
+    The agent searches twice and reports the facts found. Then the user corrects one fact, and the
+    agent repeats the answer.
+    """
     names: list[str] = []
     while len(names) < 3:
         name = subject.name(d)
@@ -134,7 +138,7 @@ def _write_documents(d: Draw, subject: LookupSubject) -> Turns:
 
 
 def _draw_other(d: Draw, draw: Callable[[Draw], Any], but: Sequence[Any]) -> Any:
-    """Draw until the value is not one of `but`."""
+    """Draw values until one is not in `but`, and return it."""
     while (found := draw(d)) in but:
         pass
     return found
@@ -160,7 +164,10 @@ QUERIES = {
 
 
 def _write_orders(d: Draw, query: tuple[str, str]) -> Turns:
-    """Return the turns: a query, the matching rows with their sum, then more rows, then one less.
+    """Return the turns of a conversation about orders.
+
+    The agent writes a query and reports the matching rows with their sum. Then more rows are added,
+    and one row is removed.
 
     Args:
         query: the selected column, and the column that decides which rows match.
@@ -213,7 +220,10 @@ STEPS: Mapping[str, Callable[[Draw], str]] = {
 
 
 def _write_plan(d: Draw, fails: str) -> Turns:
-    """Return the turns: a plan, then one step replaced, then two steps done, then all done.
+    """Return the turns of a conversation about a plan.
+
+    The agent writes a plan. Then one step is replaced, two steps are marked as done, and finally
+    all.
 
     Args:
         fails: kind of the step that fails and is replaced.
@@ -250,9 +260,10 @@ this combination."""
 
 
 def _write_research(d: Draw, about: Callable[[Draw], rag.Fact]) -> Turns:
-    """Return four turns with questions about passages.
+    """Return four turns with questions about passages of text.
 
-    The first two turns have two passages, the others have three. The last repeats the first
+    The first two turns show two passages, the other turns show three. The last turn repeats the
+    first
     question.
     """
     d = Draw(d.rng, HALF_B)
@@ -273,7 +284,7 @@ LONGEST_ARTICLE = 450
 
 
 def _write_revision(d: Draw, write: Skill) -> Turns:
-    """Return three turns: summarize an article, then the same article with a changed number."""
+    """Return three turns: summarize an article, then summarize it again with one changed number."""
     d = Draw(d.rng, HALF_B)
     text, numbers = "", list[str]()
     while not numbers or len(text) > LONGEST_ARTICLE:

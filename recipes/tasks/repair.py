@@ -1,10 +1,11 @@
 """Conversations about one document: repair a code snippet, or extract lists from a manual.
 
 `snippet` resembles SelfPiCo (arXiv:2407.16974). The prompt shows code with faults, the error
-message, and the fix. The answer is the code with that fault fixed. The next turn shows the next
-error, until the code runs. `manual` resembles ProphetFuzz (arXiv:2409.00922). The answers are lists
-of a manual's options, of options that exclude each other, and of commands. The tasks only imitate
-these workloads. They do not run the two programs.
+message
+of one fault, and how to fix this fault. The answer is the code without this fault. The next turn
+shows the next error, until the code runs. `manual` resembles ProphetFuzz (arXiv:2409.00922). The
+answers are lists of a manual's options, of options that exclude each other, and of commands. The
+tasks only imitate these workloads. They do not run SelfPiCo or ProphetFuzz.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,12 +45,12 @@ class Fault(NamedTuple):
 
 
 def missing_line(name: str, line: str) -> Fault:
-    """Return the fault that a line which defines a name is missing."""
+    """Return a fault: the line that defines a name is missing."""
     return Fault(name_error(name), None, line, f"Begin with `{line}`.")
 
 
 def wrong_line(line: str, right: str, wrong: str, error: str) -> Fault:
-    """Return the fault that a line contains `wrong` in place of `right`."""
+    """Return a fault: a line contains the text `wrong` in place of `right`."""
     return Fault(error, line.replace(right, wrong), line, f"Write `{right}` for `{wrong}`.")
 
 
@@ -73,7 +74,7 @@ Snippet = tuple[Sequence[str], Sequence[Fault]]
 
 
 def receipt(d: Draw) -> Snippet:
-    """Return a snippet that adds prices."""
+    """Return a code snippet that adds prices."""
     prices = f"prices = {[d.number(2, 90) for _ in range(d.number(2, 5))]}"
     add, tell = "    total = total + price", 'print("total: " + str(total))'
     return (prices, "total = 0", "for price in prices:", add, tell), (
@@ -85,7 +86,7 @@ def receipt(d: Draw) -> Snippet:
 
 
 def short_names(d: Draw) -> Snippet:
-    """Return a snippet that sorts the names shorter than a length."""
+    """Return a code snippet that sorts all names below a given length."""
     found = d.words(NAMES, 4)
     names = "names = [" + ", ".join(f'"{name}"' for name in found) + "]"
     test = f"    if len(name) < {min(map(len, found)) + d.number(1, 2)}:"
@@ -161,7 +162,7 @@ def word_count(d: Draw) -> Snippet:
 
 
 def _write_snippet(d: Draw, write: Callable[[Draw], Snippet]) -> Turns:
-    """Return three turns, each of which fixes one fault of a snippet."""
+    """Return three turns. Each turn repairs one fault of a code snippet."""
     lines, possible = write(d)
     faults = [possible[at] for at in sorted(d.rng.sample(range(len(possible)), 3))]
     for fault in faults:
@@ -238,7 +239,10 @@ TOGETHER = (
 
 
 def _write_manual(d: Draw, command: str) -> Turns:
-    """Return three turns: list a manual's options, excluded pairs, and options that need another.
+    """Return three turns that each ask for a list from a command's manual.
+
+    The lists are: all options, pairs of options that exclude each other, and options that need
+    another option.
 
     Args:
         command: name of the command, from `COMMANDS`.

@@ -46,16 +46,18 @@ def mini_rows(
 
 
 def best_of_n_rows() -> list[GeneratedConversation]:
-    """Return the rows of the task `best-of-n`: like those of `mini`, with other first turns."""
+    """Return the rows of the task `best-of-n`. They are like those of `mini`, with other first
+    turns.
+    """
     return mini_rows(seed=1, per_family=8, exclude=mini_rows())
 
 
 def workflow_rows(
     workflows: Sequence[Workflow], per_category: int, seed: int = 0
 ) -> list[GeneratedConversation]:
-    """Return the rows of a task with conversations, `per_category` for each category.
+    """Return the rows of a task with conversations of several turns.
 
-    The workflows of a category alternate.
+    Each category has `per_category` rows. The workflows of a category alternate.
     """
     rows: list[GeneratedConversation] = []
     seen: set[str] = set()
@@ -88,11 +90,10 @@ verse for each of three things."""
 def chain_rows(
     seed: int = 0, per_template: int = 20, skills: Sequence[str] = CHAINS
 ) -> list[GeneratedConversation]:
-    """Return the rows of the task `chains`, with words and wordings that the models were trained
-    on.
+    """Return the rows of the task `chains`. Their words and wordings occur in the training texts.
 
     Args:
-        per_template: number of rows of each wording.
+        per_template: number of rows for each wording.
         skills: names of skills whose answers have one step per line.
     """
     rows: list[GeneratedConversation] = []
@@ -131,5 +132,5 @@ TASKS: Mapping[str, Callable[[], list[GeneratedConversation]]] = {
 
 
 def lines(task: str) -> Iterator[str]:
-    """Yield the lines of a task's JSON lines file. `task` is one of `TASKS`."""
+    """Yield the lines of the JSON Lines file of a task. `task` is one of `TASKS`."""
     return (json.dumps(generated, ensure_ascii=False) for generated in TASKS[task]())

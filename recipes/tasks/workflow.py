@@ -1,4 +1,4 @@
-"""Conversations of several turns whose answers follow from the questions."""
+"""Conversations of several turns in which the questions determine the correct answers."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,9 +7,9 @@ from specbench_cli.training.generated.template import Draw, Turns
 
 
 class Workflow(NamedTuple):
-    """A kind of conversation, with a function that generates one.
+    """A kind of conversation, with a function that generates an example of it.
 
-    Each answer follows from the prompts of the conversation, so it can be scored.
+    The prompts of the conversation determine each correct answer, so answers can be scored.
     """
 
     family: str

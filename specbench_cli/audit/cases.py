@@ -115,7 +115,9 @@ class Case:
 
     @property
     def is_narrow(self) -> bool:
-        """True if no row has more than two possible tokens, so top-k 2 removes none."""
+        """True if at most two tokens are possible after every text. Then top-k 2 removes no
+        token.
+        """
         return all(int(table.isfinite().sum(-1).max()) <= 2 for table in self.tables)
 
     def warm_up(self, method: Method) -> dict[str, Any]:
@@ -172,8 +174,8 @@ def enumerated_cases(rule: Rule, *, include_costly: bool) -> Iterator[Case]:
     yield Case(
         "peaked", fix_token(make_table_pair("near"), PROMPT, 1), warp(0.5, top_k=2), length=4
     )
-    # With outputs of four tokens, an EOS can be inside a draft of two tokens, at its end, or its
-    # bonus token.
+    # In outputs of four tokens, the EOS token can be inside a draft of two tokens, at the draft's
+    # end, or be the bonus token.
     for eos in ((0,), (1,), (0, 2)):
         yield Case("near", near, plain, eos=eos, length=4)
     for budget in (1, 2, 3, 4):
@@ -215,8 +217,8 @@ def deep_cases(rule: Rule, levels: int) -> Sequence[Case]:
 def late_level_cases(rule: Rule, levels: int) -> Iterator[tuple[str, Case]]:
     """Yield a name and a case for each late level of a draft, from the third level on.
 
-    Both models are uncertain at the first level, at the late level and at the level before it. So
-    a test of a late level that depends on an earlier test shows up.
+    In each case, both models are uncertain at the first level, at the late level and at the level
+    before the late one. So the audit finds a late test that wrongly depends on an earlier test.
 
     Args:
         levels: Number of levels of the draft, at least 3.
@@ -322,7 +324,12 @@ def tied_logits_case(rule: Rule) -> Case:
 
 
 def add_eos(case: Case, ids: Sequence[int], turn: int) -> Case:
-    """Return the case with zero, one or two EOS ids, taken from its output without EOS."""
+    """Return the case with zero, one or two EOS ids.
+
+    Args:
+        ids: tokens of an output that was decoded without EOS. The EOS ids are taken from these.
+        turn: number that selects how many EOS ids there are, and at which positions.
+    """
     places = ((), (turn % 7,), (turn % 11, turn % 5))[turn % 3]
     return replace(case, eos=tuple({ids[place % len(ids)] for place in places}))
 

@@ -123,7 +123,7 @@ def load_reusable_certificate(file: Path, method: type[Method]) -> Certificate |
 
 
 def certify(subject: AuditSubject, findings: Sequence[Finding], seconds: float) -> Certificate:
-    """Return a certificate of the findings."""
+    """Return a certificate with the findings of an audit."""
     method = subject.method
     file = Path(inspect.getfile(method))
     default = method(subject.variants[0])

@@ -29,11 +29,12 @@ class InvalidDistribution(Exception):
 
 
 class ScriptedRandom:
-    """Random numbers that follow a script of choices. After its end the first option is chosen.
+    """Random numbers that follow a script of choices. After the script's end, each draw takes
+    option 0.
 
     Attributes:
         choices: (index of the chosen option, number of options) of each draw.
-        weight: probability of all choices.
+        weight: probability of all choices together.
     """
 
     def __init__(self, script: Sequence[int]) -> None:
@@ -42,12 +43,12 @@ class ScriptedRandom:
         self.weight = 1.0
 
     def categorical(self, p: Tensor) -> Tensor:
-        """See `Random`."""
+        """Return the token that the script chooses for each distribution in `p`."""
         rows = p.reshape(-1, p.shape[-1]).tolist()
         return host.ids([self._choose(row) for row in rows], p.device).view(p.shape[:-1])
 
     def bernoulli(self, a: Tensor) -> Tensor:
-        """See `Random`."""
+        """Return for each probability in `a` whether its test succeeds, as the script chooses."""
         runs, sure = [], 1.0
         for chance in a.tolist():
             runs.append(sure * (1.0 - chance))

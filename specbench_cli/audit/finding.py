@@ -73,7 +73,9 @@ COMPARISONS: Mapping[str, tuple[str, str]] = {
 
 
 def format_distinct(a: float, b: float) -> tuple[str, str]:
-    """Return two numbers as text, with as many decimals as needed to distinguish them (min. 4)."""
+    """Return two numbers as text, with as many decimals as needed to distinguish them (at least
+    4).
+    """
     for decimals in range(4, 18):
         both = f"{a:.{decimals}f}", f"{b:.{decimals}f}"
         if both[0] != both[1]:

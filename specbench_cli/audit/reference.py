@@ -26,7 +26,10 @@ class Reference:
         self._distribution = lru_cache(maxsize=None)(self._compute)
 
     def distribution(self, before: int, last: int) -> Sequence[float]:
-        """Return the warped distribution of the token after `before`, `last`."""
+        """Return the distribution of the token after the tokens `before` and `last`.
+
+        Temperature, top-k and top-p are applied.
+        """
         return self._distribution(before, last)
 
     def joint_distribution(
@@ -55,7 +58,7 @@ class Reference:
         return text[len(prompt) :]
 
     def noise(self, prompt_id: str, n: int) -> Sequence[Sequence[float]]:
-        """Return the keyed noise [n, V] of the first n output positions."""
+        """Return the noise [n, V] of coupled sampling for the first n output positions."""
         vocab, seed = self._table.shape[-1], self._sampling.seed
         rows: list[list[float]] = (
             Noise(seed, prompt_id, 0, vocab, self._table.device).rows(0, n).tolist()
@@ -63,10 +66,10 @@ class Reference:
         return rows
 
     def choose_token(self, before: int, last: int, noise: Sequence[float]) -> int:
-        """Return the token after `before`, `last` under the greedy or coupled rule.
+        """Return the token after the tokens `before` and `last` under the greedy or coupled rule.
 
         Args:
-            noise: keyed noise [V] of its position.
+            noise: noise [V] of coupled sampling at the position of the returned token.
         """
         if self._sampling.rule == "greedy":
             scores = self._table[before, last].tolist()
@@ -79,9 +82,9 @@ class Reference:
         return max(range(len(scores)), key=scores.__getitem__)
 
     def accept_rule_probs(self, before: int, last: int) -> Sequence[float]:
-        """Return the probabilities that an accept rule gets after `before`, `last`.
+        """Return the probabilities that an accept rule gets after the tokens `before` and `last`.
 
-        These are the warped distribution, or the plain softmax under the greedy rule.
+        They include temperature, top-k and top-p. Under the greedy rule they are the plain softmax.
         """
         if self._sampling.rule == "greedy":
             return _softmax(self._table[before, last].tolist())

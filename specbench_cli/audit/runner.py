@@ -80,7 +80,7 @@ def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Cer
         for name in names:
             yield audit(name, plugins)
         return
-    # New interpreters: a fork would inherit torch's threads in an undefined state.
+    # Start new interpreters. A forked process would inherit torch's threads in an undefined state.
     context = multiprocessing.get_context("spawn")
     with block_interrupts(context):  # creating the pool starts a process too
         pool = ProcessPoolExecutor(workers, context, _init_worker, (plugin_file.pinned_contents(),))
@@ -93,7 +93,7 @@ def audit_all(names: Sequence[str], plugins: Sequence[str] = ()) -> Iterator[Cer
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
-    # A process releases its semaphores only when it ends.
+    # End the pool, because a process releases its semaphores only when it ends.
     pool.shutdown()
 
 
@@ -133,7 +133,10 @@ def run_check(subject: AuditSubject, name: str, check: Check) -> Sequence[Findin
 
 
 def _describe_crash(subject: AuditSubject, error: Exception, name: str) -> Problem:
-    """Return a problem for an exception, located at the method's own line if it is in the trace."""
+    """Return the problem to report for an exception.
+
+    If a line of the method is in the traceback, the problem names this line.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     own_files = {
         inspect.getsourcefile(kind)

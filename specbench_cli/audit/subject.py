@@ -123,7 +123,7 @@ def _find_numbers(code: CodeType, names: Mapping[str, Any]) -> set[int]:
 
 
 def largest_number(params: MethodParams, default: int = 0) -> int:
-    """Return the largest integer parameter, except tree size and memory."""
+    """Return the largest integer parameter. The size of a tree and of a memory do not count."""
     if isinstance(params, LengthParams):
         return params.levels
     numbers = [
@@ -135,7 +135,7 @@ def largest_number(params: MethodParams, default: int = 0) -> int:
 
 
 def max_draft_levels(params: MethodParams, default: int = 0) -> int:
-    """Return an upper bound of the draft levels."""
+    """Return an upper bound of the number of levels of a method's drafts."""
     depth = getattr(params, "depth", None)
     return depth if type(depth) is int else largest_number(params, default)
 
@@ -172,7 +172,7 @@ def _make_variants(kind: type[MethodParams], off: Mapping[str, Any]) -> Iterator
     exact = [{**numbers, **off} for numbers in ({}, *reduced[:2])] if off else []
     for values in ({}, *reduced, *choices, *exact):
         params = kind(**values)
-        # A fixed draft length ignores the parameters of the other length rules.
+        # With a fixed draft length, the parameters of the other length rules have no effect.
         fixed = isinstance(params, LengthParams) and params.levels in (params.length, 1)
         counts = (largest_number(params), getattr(params, "rule", None)) if fixed else params
         if counts not in seen:
@@ -214,7 +214,7 @@ def _change_one_param(kind: type[MethodParams]) -> Iterator[MethodParams]:
 
 
 def _other_numbers(field: FieldInfo) -> list[Any]:
-    """Return other values of a number: smaller, larger, its bounds, and None."""
+    """Return other values for a number parameter: smaller, larger, its bounds, and None."""
     default, kinds = field.default, _annotation_types(field)
     if type(default) is int:
         nearer: list[Any] = [default // 2, 2 * default, *((1, 0) if field.metadata else (1,))]
@@ -230,7 +230,9 @@ def _other_numbers(field: FieldInfo) -> list[Any]:
 
 
 def _other_lists(field: FieldInfo) -> list[Any]:
-    """Return other values of a list: its suffixes, or a short list if the default is None."""
+    """Return other values for a list parameter: its suffixes, or a short list if the default is
+    None.
+    """
     default = field.default
     if isinstance(default, tuple):
         return [default[at:] for at in range(1, len(default))]
@@ -250,7 +252,7 @@ def _unwrap_annotations(field: FieldInfo) -> Iterator[Any]:
 
 
 def _limit_numbers(kind: type[MethodParams], most: int) -> dict[str, Any]:
-    """Return the integer parameters that exceed a limit, reduced to it."""
+    """Return the integer parameters that are larger than `most`, with the value `most` instead."""
     numbers = {
         name: f.default
         for name, f in kind.model_fields.items()
@@ -272,7 +274,7 @@ def _other_choices(field: FieldInfo) -> list[Any]:
 
 
 def _drop_invalid(kind: type[MethodParams], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that the parameters' validation accepts."""
+    """Return those values that the validation of the parameters accepts."""
     try:
         kind(**values)
     except ValidationError as refused:

@@ -1,6 +1,7 @@
-"""Facts about a method for `specbench list methods` and for the generated table of methods.
+"""Facts about a method, for `specbench list methods` and for docs/reference/methods.md.
 
-The facts are its guarantee, parameters, audit results, and the speedups that its papers claim.
+The facts are the method's guarantee, parameters and audit results, and the speedups that its papers
+claim.
 """
 
 from __future__ import annotations
@@ -75,10 +76,13 @@ def describe_method(name: str) -> dict[str, Any]:
 
 
 def audit_status(name: str, method: type[Method], folder: Path | None = None) -> str:
-    """Return the audit's verdict on the current code of a method, or that there is none.
+    """Return the result of the last audit of a method, as text.
+
+    The text is different if the method was never audited, or if its code changed since its audit.
 
     Args:
-        folder: Folder with the certificates of audits. None means the default folder.
+        folder: Folder with the certificates that `specbench audit` wrote. None means the default
+            folder.
     """
     from specbench_cli.judge.broken import find_certificates
 
@@ -111,7 +115,9 @@ def catalogue_row(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def family_rows() -> list[dict[str, str]]:
-    """Return a table of method families, with separate rows for lossless and lossy methods."""
+    """Return the rows of a table of method families. Lossless and lossy methods have separate
+    rows.
+    """
     groups: dict[tuple[str, bool], list[str]] = {}
     for name, entry in registry.built_in_methods().items():
         lossy = entry.guarantee == registry.LOSSY

@@ -1,4 +1,7 @@
-"""Parser for `--to`, the option that names output formats. `md` and `markdown` are the same."""
+"""Parser for the option `--to`, which names the output formats of a command.
+
+Equivalent names such as `md` and `markdown` mean the same format.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,15 @@ _SPELLINGS = (("md", "markdown"), ("latex", "tex"))
 
 
 def parse_formats(to: str, known: Collection[str], hint: str) -> list[str]:
-    """Return the formats in a value of `--to`, separated by commas, without duplicates.
+    """Parse a value of `--to`: format names separated by commas. Return the formats once each.
 
     Args:
-        known: the formats of the command, which the result consists of.
-        hint: example of a correct command, for the error.
+        known: names of the formats that the command can write. An equivalent name is replaced by
+            the name in `known`.
+        hint: example of a correct command, shown in the error message.
 
     Raises:
-        UsageError: a format is unknown, or `to` names none.
+        UsageError: a format is unknown, or `to` contains no format.
     """
     names = {name: name for name in known}
     for spellings in _SPELLINGS:

@@ -1,6 +1,7 @@
 """Progress displays of a run: a bar on a terminal, lines in a log, or JSON lines for a program.
 
-The run calls a display between prompts. No background thread draws, since it would disturb timings.
+The run updates its display between prompts. There is no background thread that draws the display,
+because it would disturb the measured times.
 """
 
 from __future__ import annotations
@@ -47,13 +48,14 @@ class Timing(NamedTuple):
 
 
 class LiveSpeedups:
-    """Provisional speedups, computed from the outputs measured so far, without intervals.
+    """Provisional speedups of methods while a run continues. They have no confidence intervals.
 
     A method's time per token is compared with its baseline's for the same prompt, turn and repeat,
-    as in the report. Methods with a wrong output and lossy methods have no speedup here.
+    as in the report. Lossy methods and methods with a wrong output get no provisional speedup.
 
     Args:
-        baselines: Label of each method's baseline. The default is vanilla.
+        baselines: The label of each method's baseline, by the method's label. Methods that are
+            missing here are compared with vanilla.
     """
 
     def __init__(self, baselines: Mapping[str, str] | None = None) -> None:
@@ -63,7 +65,10 @@ class LiveSpeedups:
         self._wrong: set[str] = set()
 
     def add(self, record: Record) -> dict[str, float]:
-        """Add a record. Return the current speedups by label, without those of baselines."""
+        """Add the record of one output. Return the current speedups by label of the method.
+
+        Baselines are not among the returned methods.
+        """
         wrong = record.verdict is not None and record.verdict.kind == "mismatch"
         if wrong or record.guarantee not in LOSSLESS:
             self._wrong.add(record.label)
@@ -90,15 +95,17 @@ class LiveSpeedups:
 
 
 class ProgressDisplay:
-    """Base class of the displays. It counts outputs and computes speedups, and shows only notes.
+    """Base class of the progress displays. It counts outputs and computes provisional speedups.
 
-    A context manager, which restores the terminal at the end.
+    The base class itself prints only messages. Subclasses draw a bar or print lines. A display is a
+    context manager that restores the terminal at the end.
 
     Args:
-        dry_run: True if the command only prints the plan.
-        part: True if this process runs one repeat, and its parent process has shown the plan.
-        start_s: CPU time in seconds that starting this process took. The time for the final report
-            is estimated from it. 0 means that no report follows.
+        dry_run: True if the command only prints the plan of the run.
+        part: True if this process runs one repeat of a run. Its parent process has then already
+            shown the plan.
+        start_s: CPU time in seconds that the start of this process took. The display estimates from
+            it how long the final report will take. 0 means that no report follows.
     """
 
     def __init__(self, *, dry_run: bool = False, part: bool = False, start_s: float = 0.0) -> None:
@@ -132,7 +139,7 @@ class ProgressDisplay:
         self._baselines = {row["label"]: row["baseline"] for row in facts["methods"]}
 
     def started(self, cells: int, done: int, run_dir: Path) -> None:
-        """Start the display. Of the run's outputs (`cells`), `done` are already stored."""
+        """Start the display of a run with `cells` outputs, of which `done` are already stored."""
         self.run_dir, self._n_outputs, self._n_done = run_dir, cells, done
         self._live_speedups, self.speedups = (
             LiveSpeedups(self._baselines),
@@ -140,7 +147,7 @@ class ProgressDisplay:
         )  # drop the speedups of a tuning
 
     def stage(self, text: str) -> None:
-        """Show the current stage other than decoding, e.g. loading."""
+        """Show what the run does while it does not decode, e.g. that it loads a model."""
         self._stage = text
 
     def prompt(self, progress: PromptProgress) -> None:
@@ -148,13 +155,23 @@ class ProgressDisplay:
         self._stage = format_progress(self.add_report_time(progress))
 
     def add_report_time(self, progress: PromptProgress) -> PromptProgress:
-        """Return the progress with the report's time added to the ETA. A tuning has no report."""
+        """Return the progress with the time for the final report added to the time left.
+
+        The progress of tuning (`--tune`) is returned unchanged, because no report follows it.
+        """
         if progress.left_s is None or progress.part == TUNING:
             return progress
         return progress._replace(left_s=progress.left_s + self._report_s)
 
     def window(self, other_cpu: float | None, text: str) -> None:
-        """Show the noise of a timed window. For the first noisy window, also print a warning."""
+        """Show the CPU load of other processes during the last timed outputs.
+
+        If this load makes the times noisy, also print a warning, once per run.
+
+        Args:
+            other_cpu: CPU load of other processes, or None if it is unknown.
+            text: description of the load, to show.
+        """
         self._window = text
         if text.endswith(TIMES_NOISY) and not self._warned_of_noise and not self._part:
             self._warned_of_noise = True
@@ -177,7 +194,9 @@ class ProgressDisplay:
         return []
 
     def line(self) -> str:
-        """Return the noise level and the provisional speedups, in descending order."""
+        """Return the status line: the CPU load of other processes, then the speedups, highest
+        first.
+        """
         ranked = sorted(self.speedups.items(), key=lambda each: -each[1])
         speedups = [f"{label} {ratio:.2f}x" for label, ratio in ranked[:MAX_SPEEDUPS]]
         slower = len(ranked) - MAX_SPEEDUPS
@@ -186,7 +205,7 @@ class ProgressDisplay:
 
 
 def format_progress(progress: PromptProgress) -> str:
-    """Return the progress as text: the current prompt and the ETA."""
+    """Return the progress as text: the number of finished prompts and the time left."""
     part, prompt, prompts, left_s = progress
     place = f"prompt {prompt} of {prompts} done" if prompt else f"prompt 1 of {prompts}"
     done = f"{part + ', ' if part else ''}{place}"
@@ -262,12 +281,12 @@ class BarDisplay(ProgressDisplay):
         self._draw()
 
     def prompt(self, progress: PromptProgress) -> None:
-        """Show the progress."""
+        """Show the number of measured prompts and the time left."""
         super().prompt(progress)
         self._draw()
 
     def window(self, other_cpu: float | None, text: str) -> None:
-        """Show the noise level."""
+        """Show the CPU load of other processes during the last timed outputs."""
         super().window(other_cpu, text)
         self._draw()
 
@@ -283,7 +302,9 @@ class BarDisplay(ProgressDisplay):
             self._bar.update(self._task, completed=self._n_done, description=said, refresh=True)
 
     def hand_over(self) -> None:
-        """Remove the bar, because a child process shows its own and measures all other outputs."""
+        """Remove the bar while a child process measures all missing outputs and shows its own
+        bar.
+        """
         self._bar.stop()
         self._n_done = self._n_outputs
 
@@ -298,7 +319,7 @@ def time_of_day() -> str:
 
 
 class LogDisplay(ProgressDisplay):
-    """Log lines on stderr with the time of day, one per stage and prompt."""
+    """Progress as log lines on stderr. Each line has the time of day."""
 
     def __init__(
         self,
@@ -327,7 +348,10 @@ class LogDisplay(ProgressDisplay):
         self._line(text)
 
     def prompt(self, progress: PromptProgress) -> None:
-        """Print the progress, at most every `LOG_INTERVAL_S` for the same prompt."""
+        """Print the number of measured prompts and the time left.
+
+        For the same prompt, the line is printed at most once in `LOG_INTERVAL_S` seconds.
+        """
         super().prompt(progress)
         now = self._clock()
         if progress.prompt != self._prompt or now - self._printed_at >= LOG_INTERVAL_S:
@@ -366,7 +390,7 @@ class JsonDisplay(ProgressDisplay):
         output.json_line({"event": "window", "other_cpu": other_cpu, "says": text})
 
     def show_record(self, record: Record) -> None:
-        """Print {"event": "cell", ...}: the main fields of the record."""
+        """Print {"event": "cell", ...} with the main fields of an output's record."""
         super().show_record(record)
         output.json_line(
             {
@@ -390,16 +414,17 @@ class JsonDisplay(ProgressDisplay):
         )
 
     def flags(self) -> list[str]:
-        """Return the option for JSON lines."""
+        """Return the option with which a child process of this run also prints JSON lines."""
         return ["--json"]
 
 
 def make_progress(
     *, json: bool, dry_run: bool = False, part: bool = False, start_s: float = 0.0
 ) -> ProgressDisplay:
-    """Return a display: JSON lines, a bar if stderr is a terminal, or log lines.
+    """Return the progress display of a run.
 
-    See `ProgressDisplay` for the other arguments.
+    The display prints JSON lines if `json` is true. Otherwise it is a bar if stderr is a terminal,
+    and log lines if not. The other arguments are those of `ProgressDisplay`.
     """
     text = BarDisplay if output.console(stderr=True).is_terminal else LogDisplay
     return (JsonDisplay if json else text)(dry_run=dry_run, part=part, start_s=start_s)
@@ -407,7 +432,11 @@ def make_progress(
 
 @contextmanager
 def count_rounds(rounds: int, *, json: bool) -> Iterator[Callable[[int], None]]:
-    """Show the number of finished probe rounds. Yield the function to call after each round."""
+    """Show how many rounds of `specbench predict --probe` are finished.
+
+    Yields:
+        A function to call after each round, with the number of finished rounds.
+    """
     if json:
         yield lambda done: output.json_line({"event": "round", "done": done, "rounds": rounds})
     elif output.console(stderr=True).is_terminal:
@@ -422,7 +451,7 @@ def count_rounds(rounds: int, *, json: bool) -> Iterator[Callable[[int], None]]:
 
 
 def _format_plan(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts of a plan with lists of methods and tasks as text."""
+    """Return the facts of a run's plan. The lists of methods and tasks are converted to text."""
     methods = (
         " ".join(
             [m["label"], *(s for s in format_params(m["params"]) if s not in m["label"].split())]

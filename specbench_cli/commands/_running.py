@@ -1,7 +1,8 @@
 """Steps shared by the commands that measure, such as `specbench run` and `specbench recommend`.
 
-They read settings, measure a run or a matrix of runs, and print how to resume after an
-interruption. Importing torch takes a second, so settings are checked before it is imported.
+The steps are: read the settings, measure a run or a matrix of runs (one run per model pair), and
+print how to resume after an interruption. Importing torch takes a second, so the settings are
+checked before torch is imported.
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ NOISE_ERROR = (
 def read_settings(
     given: SettingsLayer, file: Path | None, check: permission.Check
 ) -> tuple[RunConfig, dict[str, str]]:
-    """Return the settings of a new run and the source of each.
+    """Return the settings of a new run, and where each setting comes from.
 
     Args:
         given: settings from the command line or from a Python call.
-        file: the file of `--config`.
-        check: raises UsageError for plug-ins and other programs that the user did not permit.
+        file: the config file that the user named with `--config`.
+        check: function that raises UsageError for plug-ins and other programs that the user did not
+            permit.
 
     Raises:
         UsageError: a value, key, method, parameter or file is invalid.
@@ -85,10 +87,10 @@ def measure_missing(
     only_pass: int | None = None,
     fresh: bool,
 ) -> RunResult:
-    """Measure the missing outputs of a run (see `measure.measure_run.measure_run`).
+    """Measure the missing outputs of a run with `measure_run`, and add the run to the list of runs.
 
     Args:
-        place: Folder to add to the list of runs: the run's folder, or that of its matrix.
+        place: Folder to add to the list of runs. For a run in a matrix, it is the matrix's folder.
     """
     from specbench_cli.measure.run import measure_run
     from specbench_cli.store.run_dir import RunDir, register_run
@@ -122,7 +124,10 @@ def write_report(folder: Path, view: RunView) -> ReportData:
 
 
 def create_matrix(config: RunConfig, sources: Mapping[str, str], out: Path | None) -> Path:
-    """Create the folder of a matrix (one run per target and draft) after planning every run."""
+    """Create the folder of a matrix, which contains one run per pair of target and draft.
+
+    All runs are planned first, so that an invalid one fails before the folder exists.
+    """
     from specbench_cli.measure.planning import plan_dry_run
     from specbench_cli.plan.matrix import expand_matrix
     from specbench_cli.store import matrix
@@ -142,7 +147,11 @@ def create_matrix(config: RunConfig, sources: Mapping[str, str], out: Path | Non
 def measure_matrix(
     folder: Path, view: RunView, force: bool, in_turn: Path | None
 ) -> tuple[list[RunResult], ReportData]:
-    """Measure the missing outputs of a matrix. Return each run's result and the common report."""
+    """Measure the missing outputs of all runs of a matrix.
+
+    Returns:
+        The result of each run, and one report about all runs.
+    """
     from specbench_cli.config.run import RunConfig
     from specbench_cli.measure.run import resume_run, start_run
     from specbench_cli.report import outputs
@@ -184,8 +193,9 @@ def show_resume_command(
 
     Args:
         path: Folder of the run.
-        is_repeat: True if this process runs one repeat. Its parent then prints the command.
-        command: Command that resumes. None means `specbench run --resume` with the folder.
+        is_repeat: True if this process measures one repeat for a parent process. Then the parent
+            process prints the command.
+        command: The command to print. None means `specbench run --resume` with the folder.
     """
     try:
         yield

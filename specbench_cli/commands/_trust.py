@@ -1,4 +1,4 @@
-"""Question whether plug-ins that a run folder or `specbench.yaml` names may run."""
+"""Question to the user: may the plug-ins run that a run folder or `specbench.yaml` names?"""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ from specbench_cli.config import permission
 
 
 def permission_check(trust: bool) -> permission.Check:
-    """Return the function that checks permissions (see `config.permission`).
+    """Return the function that decides whether plug-ins and other programs may run.
 
     Args:
-        trust: True permits everything (`--trust`). False asks the user at a terminal, and raises
-            UsageError without a terminal.
+        trust: True permits all of them (option `--trust`). False asks the user at a terminal. If
+            there is no terminal, the function raises UsageError.
     """
     return permission.permit_all if trust else _ask
 
 
 def _ask(requests: Sequence[permission.PermissionRequest], source: str) -> None:
-    """Ask the user at a terminal. Raise UsageError if there is no terminal or the answer is no."""
+    """Ask the user at the terminal to permit the requests of a file.
+
+    Args:
+        source: the file that contains the requests.
+
+    Raises:
+        UsageError: there is no terminal, or the user does not permit the requests.
+    """
     missing = [request for request in requests if not request.is_granted]
     if missing and sys.stdin.isatty() and sys.stderr.isatty():
         output.note(f"{source} requests {', '.join(request.what for request in missing)}")

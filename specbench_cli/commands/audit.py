@@ -71,12 +71,13 @@ def audit(options: AuditOptions) -> ExitCode:
 def _run_audits(
     due: list[str], folder: Path, options: AuditOptions, total: int
 ) -> list[Certificate]:
-    """Audit methods. Write and print the certificate of each method as soon as it is ready.
+    """Audit methods. As soon as a method's certificate is ready, store it and print it.
 
     Args:
         due: names of the methods to audit.
         folder: output folder of the certificates.
-        total: number of methods, including those that are skipped.
+        total: number of selected methods, including those with an unchanged certificate, which are
+            not audited again.
     """
     from specbench_cli.audit.runner import audit_all
 
@@ -124,7 +125,7 @@ def _select_methods(methods: list[str], every: bool, plugins: list[str]) -> list
 
 
 def _load_unchanged(names: list[str], folder: Path) -> list[Certificate]:
-    """Return the certificates in a folder that were made from the current code."""
+    """Return the stored certificates of those methods whose code has not changed since."""
     from specbench_cli.audit.certificate import load_reusable_certificate
 
     found = (

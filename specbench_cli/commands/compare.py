@@ -136,12 +136,12 @@ def _print_or_write(
 
 
 def _pair_runs(base: str, new: str) -> dict[str, tuple[str, str]]:
-    """Return the pairs to compare, by name.
+    """Return the pairs of runs to compare: a base run and a new run by name of the pair.
 
-    Two runs are one pair. Two matrices are one pair per shared target.
+    Two runs make one pair. Two matrices make one pair for each target that both contain.
 
     Raises:
-        UsageError: Only one side is a matrix, or they share no target.
+        UsageError: Only one of the two is a matrix, or the matrices share no target.
     """
     from specbench_cli.store.matrix import is_matrix, run_folders
     from specbench_cli.store.run_dir import find_run
@@ -164,7 +164,11 @@ def _pair_runs(base: str, new: str) -> dict[str, tuple[str, str]]:
 
 
 def _write(comparison: Comparison, formats: list[str], out: Path, overwrite: bool) -> None:
-    """Write formats to `out`: a folder if there are several formats or it exists, else a file."""
+    """Write a comparison in each format.
+
+    `out` is the output file. It is a folder if it exists as a folder, or if there are several
+    formats.
+    """
     several = len(formats) > 1 or out.is_dir()
     places = {name: out / FILES[name] if several else out for name in formats}
     texts = {name: _render(comparison, name) for name in formats}
@@ -197,7 +201,7 @@ def _format_json(content: dict[str, Any]) -> str:
 
 
 def _save(name: str, runs: list[str]) -> ExitCode:
-    """Save runs as a baseline of this machine."""
+    """Store runs as a baseline of this machine, for later comparisons."""
     from specbench_cli.comparison.baselines.baseline import save
     from specbench_cli.comparison.side_sources import find_run_folders
     from specbench_cli.store.run_dir import find_run
@@ -212,7 +216,9 @@ def _save(name: str, runs: list[str]) -> ExitCode:
 
 
 def _over_time(options: CompareOptions) -> ExitCode:
-    """Print the trend of runs over time. With --out, also draw it into that folder."""
+    """Print how the results of runs changed over time. With --out, also draw figures in that
+    folder.
+    """
     from specbench_cli.comparison.trend import load_trends
 
     trends, out = load_trends(options.sides), options.out

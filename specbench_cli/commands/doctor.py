@@ -53,7 +53,7 @@ def _checks() -> list[HealthCheck]:
 
 
 def _facts(check: HealthCheck) -> dict[str, object]:
-    """Return the fields of a check. If it passed, it has no consequences and no fix."""
+    """Return the fields of a check. Leave out the consequences and the fix of a passed check."""
     facts = asdict(check)
     return facts | ({"prevents": None, "mend": None} if check.status == "ok" else {})
 

@@ -24,11 +24,11 @@ EPILOG = "\n\n".join(("Examples:", *EXAMPLES))
 
 
 class Listing(NamedTuple):
-    """Functions that list one kind of entries, such as tasks.
+    """Functions that list entries of one kind, such as tasks.
 
     Attributes:
         names: Returns the names of all entries.
-        brief: Returns the facts of an entry for the table.
+        brief: Returns the short facts of an entry, for one row of the table.
         full: Returns all facts of an entry.
         columns: Columns of the table.
     """
@@ -85,8 +85,10 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 def _to_markdown(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return a Markdown table of rows. Entries may contain Markdown; all rows have the same
-    keys."""
+    """Return rows as a Markdown table. All rows have the same keys, which are the columns.
+
+    The cells are not escaped, because they may contain Markdown.
+    """
     from specbench_cli.report.markdown_table import table
 
     return table(list(rows[0]), ([*row.values()] for row in rows), escaped=True)
@@ -121,7 +123,7 @@ def _describe_model(name: str) -> dict[str, Any]:
 
 
 def _describe_model_fully(name: str) -> dict[str, Any]:
-    """Return a model's facts. A model that specbench ships also has its measured quality."""
+    """Return all facts of a model. For a model shipped with specbench, add its measured quality."""
     from specbench_cli.models import describe
     from specbench_cli.models.quality import quality_tables
 
@@ -174,7 +176,9 @@ def _run_names() -> list[str]:
 
 
 def _runs() -> dict[str, Path]:
-    """Return the folders of all runs by name. Runs outside the default folder are named by path."""
+    """Return the folders of all runs by name. A run outside the default folder has its path as
+    name.
+    """
     from specbench_cli.store.run_dir import RUNS, list_runs
 
     return {path.name if path.parent == RUNS else str(path): path for path in list_runs()}
@@ -197,7 +201,8 @@ def _describe_run(name: str) -> dict[str, Any]:
 def _best_method(folder: Path) -> str | None:
     """Return the fastest lossless method of a finished run, with its speedup and interval.
 
-    A method whose interval includes 1 is not called fastest. None without a summary.
+    If the interval of the speedup includes 1, the text does not call the method fastest. Return
+    None if the run has no summary.
     """
     from specbench_cli.store.summary_file import read_summary_rows
 

@@ -76,7 +76,7 @@ def new_method(options: NewMethodOptions) -> None:
 
 
 def _check_name(name: str) -> None:
-    """Raise UsageError unless the name can be that of a new method and of its file."""
+    """Raise UsageError if a new method and its file cannot have this name."""
     if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
         raise UsageError(
             f"{shorten(repr(name))} cannot be the name of a new method: it takes lower-case"
@@ -96,7 +96,7 @@ def _check_name(name: str) -> None:
 
 
 def _make_plugin(name: str, kind: str) -> str:
-    """Return the skeleton of a kind under the name of the new method."""
+    """Return the code of the skeleton for a kind of method, with the new method's name in it."""
     skeleton = package_files("specbench_cli.skeletons").joinpath(f"{kind}.py")
     text = skeleton.read_text(encoding="utf-8")
     class_name = "".join(part.capitalize() for part in name.split("-"))
@@ -105,7 +105,7 @@ def _make_plugin(name: str, kind: str) -> str:
 
 
 def _write(contents: dict[Path, str]) -> None:
-    """Write new files. Remove them again if one of them cannot be written."""
+    """Write new files. If one of them cannot be written, delete those already written."""
     written: list[Path] = []
     try:
         for path, content in contents.items():

@@ -1,4 +1,6 @@
-"""`specbench predict`: measure the costs of forwards, and predict the times of a run from them."""
+"""`specbench predict`: measure the time of model forwards, and predict the times of a run from
+it.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ ROOFLINE = ("hardware", "shape", "context", "overhead")
 
 
 def _probe(options: PredictOptions) -> ExitCode:
-    """Measure the costs of forwards on this machine."""
+    """Measure how long model forwards take on this machine."""
     _check_combination(options, "--probe", *(name for name in REPLAY if name != "batch"), *ROOFLINE)
     if options.batch == 1:
         raise UsageError(
@@ -96,7 +98,9 @@ def _probe(options: PredictOptions) -> ExitCode:
 
 
 def _replay(options: PredictOptions, run: str, roofline: Roofline | None) -> ExitCode:
-    """Replay a run with its own or other settings, under load, or on modelled hardware."""
+    """Predict the times of a run: with its own or other settings, under load, or on other
+    hardware.
+    """
     from specbench_cli.commands.predicting import roofline as modelled
     from specbench_cli.commands.predicting import scripted
 
@@ -130,7 +134,7 @@ def _check_combination(options: PredictOptions, option: str, *names: str) -> Non
 
 
 def _predict(name: str, files: Sequence[Path], other: Path | None, json: bool) -> ExitCode:
-    """Predict a run's times from measured costs and print them."""
+    """Predict a run's times from measured forward times, and print them."""
     from specbench_cli.measure.costs import Costs
     from specbench_cli.predict.prediction import predict as replay
     from specbench_cli.predict.run_costs import check_models, find_difference, load_costs
@@ -161,7 +165,10 @@ def _predict(name: str, files: Sequence[Path], other: Path | None, json: bool) -
 
 
 def _head(run: RunDir, probes: Sequence[Costs], against: Costs | None) -> list[str]:
-    """Return the lines above a prediction: the run, and where and when its costs were measured."""
+    """Return the heading lines of a prediction.
+
+    They name the run, and say where and when the forward times were measured.
+    """
     from specbench_cli.predict.run_costs import find_difference
     from specbench_cli.summary.facts import Facts
 
@@ -185,7 +192,9 @@ def _head(run: RunDir, probes: Sequence[Costs], against: Costs | None) -> list[s
 
 
 def _drift(first: Costs, then: Costs) -> str:
-    """Return the median change of the costs between an earlier and a later probe, as text."""
+    """Return as text how much forward times changed from an earlier to a later probe (the
+    median).
+    """
     from statistics import median
 
     from specbench_cli.measure.costs import compare_probes
@@ -197,7 +206,7 @@ def _drift(first: Costs, then: Costs) -> str:
 
 
 def _compare(first: Path, second: Path, json: bool) -> ExitCode:
-    """Print the differences between two probes."""
+    """Print the differences between the forward times of two probes."""
     from specbench_cli.measure.costs import Costs, compare_probes
     from specbench_cli.report.terminal.prediction import print_differences
 

@@ -116,7 +116,10 @@ def recommend(given: dict[str, Any], call: dict[str, Any]) -> ExitCode:
 def _run_recommendation(
     settings: tuple[RunConfig, dict[str, str]] | None, invocation: RecommendInvocation
 ) -> ExitCode:
-    """Make and print a recommendation, or resume an interrupted one (`settings` is None)."""
+    """Search for the best method and print the recommendation.
+
+    If `settings` is None, resume an interrupted search.
+    """
     # Validate first: importing torch takes a second.
     from specbench_cli.commands._progress import make_progress
     from specbench_cli.commands._running import NOISE_ERROR, show_resume_command
@@ -154,7 +157,9 @@ def _run_recommendation(
 def _search(
     journal: Journal, place: Path, view: RunView, invocation: RecommendInvocation
 ) -> tuple[ExitCode, dict[str, Any]]:
-    """Search the best method, confirm it, and store the recommendation in the folder."""
+    """Search for the best method, confirm its speedup, and store the recommendation in the
+    folder.
+    """
     from specbench_cli.measure import repeat_process
     from specbench_cli.predict.recommend import journal as kept
     from specbench_cli.predict.recommend.advice import advise
@@ -192,7 +197,7 @@ def _search(
 
 
 def _header(journal: Journal, reading: Any) -> list[str]:
-    """Return the lines above a recommendation: models, tasks and settings of the measurement."""
+    """Return the heading lines of a recommendation: its models, tasks and settings."""
     if reading is None:
         return [f"specbench  target {journal.config.target}  {', '.join(journal.config.tasks)}"]
     lines: list[str] = reading.facts.header(reading.summary.prompts, width=100)
@@ -212,7 +217,7 @@ def _show(result: Mapping[str, Any], place: Path, *, json: bool) -> None:
 def _parse_settings(
     given: Mapping[str, Any], invocation: RecommendInvocation
 ) -> tuple[RunConfig, dict[str, str]]:
-    """Return the settings of all runs of the search, and the source of each setting.
+    """Return the settings that all runs of the search share, and where each setting comes from.
 
     Raises:
         UsageError: A setting is invalid or not supported by `specbench recommend`.

@@ -77,7 +77,11 @@ def _check_combination(options: ReportOptions) -> None:
 
 
 def _read(options: ReportOptions) -> tuple[ReportData, Path]:
-    """Read the runs as one report. Return it, and the folder of the matrix or of the first run."""
+    """Read the runs as one report.
+
+    Returns:
+        The report, and the folder for its files: that of the matrix, or else of the first run.
+    """
     from specbench_cli.report.report_data import read_matrix, read_runs
     from specbench_cli.report.spec_bench import table as spec_bench_table
 
@@ -139,7 +143,10 @@ def _find_matrix(words: list[str]) -> Path | None:
 
 
 def _open_runs(words: list[str]) -> list[RecordSource]:
-    """Return the runs without duplicates. All answer files of Spec-Bench together are one run."""
+    """Return the runs that the arguments name, without duplicates.
+
+    All answer files of Spec-Bench among the arguments together count as one run.
+    """
     from specbench_cli.report.spec_bench.files import ImportedAnswers
     from specbench_cli.store.run_dir import RunDir, find_run
 
@@ -150,7 +157,9 @@ def _open_runs(words: list[str]) -> list[RecordSource]:
 
 
 def _compare(options: ReportOptions, prompt: str) -> ExitCode:
-    """Print the outputs for one prompt, or write their timeline."""
+    """Print the outputs of methods for one prompt side by side, or write their timeline to
+    files.
+    """
     from specbench_cli.report.terminal.side_by_side import page
     from specbench_cli.report.timeline.files import write_lanes
     from specbench_cli.report.tokens import load_text_decoder
@@ -184,7 +193,7 @@ def _compare(options: ReportOptions, prompt: str) -> ExitCode:
 
 @contextmanager
 def _report_write_errors(folder: Path) -> Iterator[None]:
-    """Raise UsageError if the `with` block fails to write to a folder."""
+    """Convert errors in the `with` block into a UsageError that the folder cannot be written."""
     try:
         yield
     except OSError as error:

@@ -107,7 +107,11 @@ _NEW_RUN = ("out", "config", "dry_run")
 
 
 def _compose(given: dict[str, Any], invocation: RunInvocation) -> tuple[RunConfig, dict[str, str]]:
-    """Return the settings of a new run and the source of each. Raise UsageError if invalid."""
+    """Return the settings of a new run, and where each setting comes from.
+
+    Raises:
+        UsageError: a setting is invalid.
+    """
     from specbench_cli.config.sources import from_command_line
 
     if invocation.force:
@@ -139,7 +143,9 @@ def _measure(
     invocation: RunInvocation,
     view: ProgressDisplay,
 ) -> tuple[Path, list[RunResult], ReportData]:
-    """Measure a new run or matrix, or complete an interrupted one (`settings` is None).
+    """Measure a new run or matrix (one run per model pair).
+
+    If `settings` is None, complete an interrupted run or matrix.
 
     Raises:
         typer.Exit: this process measured one repeat. Its parent process reads the exit code.
@@ -192,7 +198,11 @@ def _measure_matrix(
 
 
 def _report_missing(results: Sequence[RunResult], reading: ReportData) -> ExitCode:
-    """Print why times or methods are missing, and return the most severe exit code of the runs."""
+    """Print why times or methods are missing in the results.
+
+    Returns:
+        The most severe exit code of all runs.
+    """
     if any(each.exit_code is ExitCode.ENVIRONMENT and each.noisy for each in results):
         output.error(*NOISE_ERROR)
     if left_out := reading.run.manifest.get("left_out"):
@@ -237,7 +247,7 @@ def _show(reading: ReportData, folder: Path, form: output.Format) -> None:
 
 
 def expand_tune(args: Sequence[str]) -> list[str]:
-    """Return the arguments with the default number of candidates added to `--tune`.
+    """Return the command-line arguments, with a default number of candidates after a bare `--tune`.
 
     Typer does not support options with an optional value.
     """
@@ -250,10 +260,10 @@ def expand_tune(args: Sequence[str]) -> list[str]:
 
 
 def _check_resume_options(options: list[str]) -> None:
-    """Raise UsageError if settings were given with `--resume`.
+    """Raise UsageError if the user gave settings together with `--resume`.
 
     Args:
-        options: The options given, except those of resuming.
+        options: The options that the user gave. Options that `--resume` allows are not among them.
     """
     if options:
         raise UsageError(

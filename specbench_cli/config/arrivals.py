@@ -1,6 +1,6 @@
-"""Arrival times of requests under load: `--load`.
+"""Arrival times of requests, for the option `--load`.
 
-Requests arrive independently of each other, whether or not earlier ones are finished.
+Requests arrive whether or not earlier requests are finished.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SYNTAX = (
 
 
 def count_loads(text: str) -> int:
-    """Return the number of loads in a value of `--load`.
+    """Return how many different loads a value of `--load` describes.
 
     Raises:
         ValueError: the value is not a list or range of rates.
@@ -40,9 +40,10 @@ class Arrivals:
     """Arrival times of requests.
 
     Attributes:
-        kind: "poisson": `rate` independent requests per second on average. "burst": `size` requests
-            at once, every `seconds`. "trace": times from a file.
-        text: Value of the option, e.g. `poisson:4`.
+        kind: "poisson": requests arrive independently, on average `rate` per second. "burst":
+            `size`
+            requests arrive at once, every `seconds`. "trace": the times come from a file.
+        text: The user's value of `--load`, e.g. `poisson:4`.
         trace_times: Arrival times of a trace in seconds, in ascending order.
     """
 
@@ -55,10 +56,11 @@ class Arrivals:
 
     @classmethod
     def parse_sweep(cls, text: str) -> tuple[Arrivals, ...]:
-        """Parse a value of `--load` that may have several rates: `poisson:1,2,4`, `poisson:1:8:1`.
+        """Parse a value of `--load` with one or more rates, e.g. `poisson:1,2,4` or
+        `poisson:1:8:1`.
 
         Raises:
-            ValueError: See `parse` and `sweep.parse_values`.
+            ValueError: The value is invalid. The message describes the syntax.
         """
         kind, _, rest = text.partition(":")
         if kind != "poisson":
@@ -72,7 +74,7 @@ class Arrivals:
 
     @classmethod
     def parse(cls, text: str) -> Arrivals:
-        """Parse a value of `--load`.
+        """Parse a value of `--load` with one rate, e.g. `poisson:4`.
 
         Raises:
             ValueError: The value is invalid. The message describes the syntax.

@@ -19,7 +19,9 @@ class CommandOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def changed_flags(self, *names: str) -> list[str]:
-        """Return the command-line flags of those fields that differ from their defaults."""
+        """Return the command-line options, among these fields, whose values differ from their
+        defaults.
+        """
         found = {each.name: each for each in option_fields(type(self))}
         return [
             found[name].flag
@@ -129,7 +131,8 @@ class CompareOptions(CommandOptions):
     tolerance: Annotated[
         str, Option(GATE, "X", "Largest slowdown that passes, e.g. 5% or 0.05.")
     ] = "5%"
-    # A copy of comparison.outcome.FAIL_ON: importing that module would slow down the help.
+    # This is a copy of comparison.outcome.FAIL_ON. Importing that module here would slow down
+    # `--help`.
     fail_on: Annotated[
         str,
         Option(

@@ -1,4 +1,4 @@
-"""Settings of contrastive decoding (USCD): `--contrast`."""
+"""Settings of contrastive decoding (USCD), for the option `--contrast`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SYNTAX = "beta=0.5,keep=0.5,below=0.45,floor=0.1, or some of these keys"
 
 
 def parse_contrast(value: Any) -> Any:
-    """Return all settings of contrastive decoding. Missing ones get their defaults.
+    """Return all settings of contrastive decoding. Missing settings get their defaults.
 
     Args:
-        value: `KEY=VALUE,KEY=VALUE` as text, the same as a mapping, or None.
+        value: a text `KEY=VALUE,KEY=VALUE`, a mapping of keys to values, or None.
 
     Raises:
-        ValueError: The type, a key or a value is not allowed. The message names the allowed ones.
+        ValueError: The type, a key or a value is not allowed. The message names what is allowed.
     """
     if value is None:
         return None

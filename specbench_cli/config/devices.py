@@ -1,7 +1,7 @@
-"""Devices of methods that draft in parallel with the target: `--devices`.
+"""Devices of methods that draft in parallel with the target, for the option `--devices`.
 
 Such a method has two workers, one for the target and one for the draft. In this module, a place is
-a device with optional CPU cores: "cpu", "cpu:0-3,6" or "cuda:1".
+a device with optional CPU cores, e.g. "cpu", "cpu:0-3,6" or "cuda:1".
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ _MAX_CORE = 4096  # larger numbers are assumed to be typing errors
 
 
 def parse_devices(value: Any) -> Any:
-    """Return the place of the target and of the draft, by role.
+    """Return a mapping with the device of the target and the device of the draft.
 
     Args:
-        value: `target=PLACE,draft=PLACE` as text, the same as a mapping, or None.
+        value: a text `target=PLACE,draft=PLACE`, a mapping with these two keys, or None. A place is
+            a device with optional CPU cores, e.g. `cpu:0-3`.
 
     Raises:
         ValueError: The type is wrong, or the places are invalid or cannot be combined. The message
@@ -51,7 +52,7 @@ def parse_devices(value: Any) -> Any:
 
 
 def parse_cores(place: str) -> tuple[int, ...]:
-    """Return the sorted core numbers of a place, e.g. of `cpu:0-3,6`. Empty if it has none.
+    """Return the sorted CPU core numbers in a device like `cpu:0-3,6`. Empty if it has none.
 
     Raises:
         ValueError: A range of cores is invalid.
@@ -68,12 +69,12 @@ def parse_cores(place: str) -> tuple[int, ...]:
 
 
 def format_cores(cores: Sequence[int]) -> str:
-    """Return cores as a value of `--devices`, e.g. `cpu:0-3,6`."""
+    """Return CPU cores in the syntax of the option `--devices`, e.g. `cpu:0-3,6`."""
     return f"cpu:{_format_ranges(cores)}"
 
 
 def describe_cores(cores: Sequence[int]) -> str:
-    """Return cores as text for messages, e.g. `cores 0-3,6`."""
+    """Return CPU cores as text for messages, e.g. `cores 0-3,6`."""
     return f"{'core' if len(cores) == 1 else 'cores'} {_format_ranges(cores)}"
 
 
@@ -88,7 +89,10 @@ def _format_ranges(cores: Sequence[int]) -> str:
 
 
 def _split_pairs(text: str) -> dict[str, str]:
-    """Parse `ROLE=PLACE,ROLE=PLACE` into places by role. Places may contain commas."""
+    """Parse a text like `target=cpu:0-3,6,draft=cuda:1` into a mapping from role to device.
+
+    The commas inside a list of CPU cores are kept.
+    """
     found: dict[str, str] = {}
     for part in re.split(r",(?=[^,=]*=)", text):
         role, equals, place = part.partition("=")
@@ -101,7 +105,7 @@ def _split_pairs(text: str) -> dict[str, str]:
 
 
 def _check_pair(target: str, draft: str) -> None:
-    """Raise ValueError if the workers of target and draft cannot compute at the same time there."""
+    """Raise ValueError if target and draft cannot compute at the same time on these two devices."""
     if target[:3] != draft[:3]:
         raise ValueError(f"has {target} and {draft}: both must be CPU cores, or both GPUs")
     cores, others = parse_cores(target), parse_cores(draft)

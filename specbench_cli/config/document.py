@@ -21,13 +21,13 @@ EXAMPLE = "each line has the name and value of an option, for example: limit: 24
 
 @dataclass(frozen=True)
 class YamlDocument:
-    """Content of a YAML file.
+    """Content of a YAML config file.
 
     Attributes:
         name: File name without folders.
-        values: Its top-level mapping.
-        lines: Line number of every key, by dotted path ("set.sps.length").
-        texts: Source text of scalar values, by dotted path. It is needed because YAML reads a
+        values: The top-level mapping of the file.
+        lines: Line number of every key. Keys are dotted paths, such as "set.sps.length".
+        texts: Source text of every scalar value, by dotted path. It is needed because YAML reads a
             sweep like `1:6:1` as a number.
     """
 
@@ -39,7 +39,7 @@ class YamlDocument:
     def locate(self, key: str) -> str:
         """Return the file and line of a key, e.g. `specbench.yaml:3`.
 
-        A key from an alias or a merge has no line of its own. Return its parent's line then.
+        A key that comes from a YAML alias or merge has no line. Then return its parent's line.
         """
         parts = key.split(".")
         above = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
@@ -48,7 +48,9 @@ class YamlDocument:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that rejects text that UTF-8 cannot encode, because records cannot store it."""
+    """YAML loader that rejects text that UTF-8 cannot encode. Run folders could not store such
+    text.
+    """
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         value = super().construct_scalar(node)
@@ -103,7 +105,7 @@ def read(path: Path) -> YamlDocument:
 
 
 def parse_scalar(text: str) -> Any:
-    """Parse a number, true, false or null. Return any other text unchanged."""
+    """Parse a YAML number, true, false or null. Return any other text unchanged."""
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -112,10 +114,12 @@ def parse_scalar(text: str) -> Any:
 
 
 def _count_values(node: yaml.Node | None, path: Path, counts: dict[int, int]) -> int:
-    """Return the number of values of a node, with aliases expanded.
+    """Return the number of values in a YAML node, with all aliases expanded.
 
     Args:
-        counts: Counts of earlier nodes, by id. 0 marks the nodes that contain this one.
+        counts: The numbers for nodes that are already counted, by `id(node)`. The number 0 marks
+            the
+            nodes that contain this node, so that a recursive alias is found.
     """
     if not isinstance(node, yaml.CollectionNode):
         return 1

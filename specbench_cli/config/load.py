@@ -45,7 +45,7 @@ NEUTRAL_SETTINGS = frozenset(
 
 
 class MethodRegistry(Protocol):
-    """The functions of `registry` that `load` calls."""
+    """The functions of the module `registry` that `load` calls."""
 
     def resolve(self, name: str, /) -> str:
         """Return the canonical name of a method.
@@ -55,7 +55,7 @@ class MethodRegistry(Protocol):
         """
 
     def load_plugin(self, path: str, /) -> list[str]:
-        """Register the methods of a file and return their names."""
+        """Register the methods in a plug-in file and return their names."""
 
     def lossless_methods(self) -> list[str]:
         """Return the registered methods that guarantee vanilla's output."""
@@ -71,17 +71,18 @@ def load(
     vet: Callable[[str], None] | None = None,
     check: permission.Check = permission.check,
 ) -> tuple[RunConfig, dict[str, str]]:
-    """Return the configuration of a run, and the source of each value.
+    """Return the configuration of a run, and where each value comes from.
 
     Args:
         explicit: settings from the command line or from a Python call.
-        file: the file of `--config`.
+        file: the config file that the user named with `--config`.
         methods: the method registry.
         env: environment variables.
-        folder: folder to search for specbench.yaml.
-        vet: imports a plug-in in another process and raises UsageError if that fails. Not called
-            if `isolation` is "none".
-        check: raises UsageError for plug-ins in `specbench.yaml` that the user did not permit.
+        folder: folder in which to search for specbench.yaml.
+        vet: function that imports a plug-in in another process and raises UsageError if that fails.
+            It is not called if the setting `isolation` is "none".
+        check: function that raises UsageError for plug-ins in `specbench.yaml` that the user did
+            not permit.
 
     Raises:
         UsageError: a value, key, method or file is invalid.
@@ -91,10 +92,11 @@ def load(
     files = [path for path in (local_file if local_file.is_file() else None, file) if path]
     layers = [*map(from_file, files), from_env(env), explicit]
 
-    # Load plug-ins first, because every source may contain parameters of their methods.
+    # Load plug-ins first, because any source of settings may contain parameters of their methods.
     merged = reduce(or_, layers).fields
     plugins = _split(merged.get("plugins", SourcedValue([], "")).value)
-    # specbench.yaml is read without being named by the user, who may not have written it.
+    # specbench.yaml is read automatically, and another person may have written it. So its plug-ins
+    # need the user's permission.
     local_layer = layers[0] if local_file.is_file() and file != local_file else SettingsLayer()
     is_local = partial(_comes_from, local_layer)
     if isinstance(plugins, list):
@@ -133,17 +135,17 @@ def load(
 
 
 def _comes_from(source: SettingsLayer, name: str, fields: Mapping[str, SourcedValue]) -> bool:
-    """Return True if the merged value of a field comes from this source."""
+    """Return True if the final value of a setting comes from this source."""
     return name in fields and fields[name] is source.fields.get(name)
 
 
 def _load_profile(
     settings: SettingsLayer, added_methods: Sequence[str], methods: MethodRegistry
 ) -> SettingsLayer:
-    """Return the settings of the chosen profile, or no settings without a profile.
+    """Return the settings of the chosen profile, or empty settings if no profile is chosen.
 
     Args:
-        settings: Settings of all other sources.
+        settings: Settings of all sources other than the profile.
         added_methods: Methods to measure in addition to those of the profile.
     """
     name = settings.fields.get("profile", SourcedValue(None, "")).value
@@ -197,8 +199,8 @@ def _check_storable(value: Any, place: Place, sources: Mapping[str, str]) -> Non
     """Raise UsageError if JSON cannot store a value. A run stores its settings as JSON.
 
     Args:
-        place: Path to the value, for the error.
-        sources: Source of each setting, for the error.
+        place: Path to the value inside the settings, for the error message.
+        sources: Where each setting comes from, for the error message.
     """
     if isinstance(value, dict | list | tuple):
         entries = value.items() if isinstance(value, dict) else enumerate(value)
@@ -230,19 +232,20 @@ def _check_storable(value: Any, place: Place, sources: Mapping[str, str]) -> Non
 
 
 def _is_parameter(place: Place) -> bool:
-    """Return True if the path leads to a method parameter, whose text may have several lines."""
+    """Return True if this is the path of a method parameter. Only these may have several lines."""
     return place[0] in PARAM_FIELDS or "params" in place
 
 
 def _make_method_rows(
     entries: Any, settings: SettingsLayer, methods: MethodRegistry
 ) -> list[dict[str, Any]] | Any:
-    """Return the methods to measure with their parameters, vanilla first and without duplicates.
+    """Return the methods to measure with their parameters. Vanilla is first; duplicates are
+    removed.
 
-    In a config file, a method's `params` override `set`. The option --set, or the argument `set` of
-    a Python call, overrides both. A method with a sweep appears once per combination of values. In
-    a tuned run it appears once, because tuning selects one combination. Invalid entries are
-    returned unchanged, and RunConfig rejects them.
+    In a config file, the `params` of a method override the key `set`. The option --set, or the
+    argument `set` of a Python call, overrides both. A method with a sweep appears once per
+    combination of swept values. If the run is tuned, it appears once, because tuning selects one
+    combination. Invalid entries are returned unchanged, because RunConfig rejects them later.
     """
     explicit = {key: got for key, got in settings.params.items() if got.source in EXPLICIT_SOURCES}
     block, final = _by_method(settings.params), _by_method(explicit)
@@ -279,10 +282,10 @@ def _make_method_rows(
 
 
 def _add_second_vanilla(rows: Sequence[Any]) -> list[Any]:
-    """Return the methods with a second vanilla.
+    """Return the methods with a second vanilla added, for an A/A test.
 
-    Any difference between the two is noise (A/A test). specbench does not monitor the load of the
-    other machines in a cluster, so this shows their noise.
+    Both vanilla methods do the same work, so any difference between their times is noise. A cluster
+    needs this test, because specbench does not monitor the load of the cluster's other machines.
     """
     named = [row.get("name") for row in rows if isinstance(row, dict)]
     second = {"name": "vanilla", "label": "vanilla-2", "params": {}}
@@ -292,7 +295,9 @@ def _add_second_vanilla(rows: Sequence[Any]) -> list[Any]:
 def _expand_sweep(
     rows: Sequence[Any], swept: Mapping[str, Mapping[str, Sequence[Any]]]
 ) -> list[Any]:
-    """Return the methods, those with a sweep once per combination of values."""
+    """Return the methods. A method with swept parameters is repeated for each combination of
+    values.
+    """
 
     def get_sweep(row: Any) -> Mapping[str, Sequence[Any]]:
         return swept.get(str(row.get("name")), {}) if isinstance(row, dict) else {}
@@ -313,7 +318,7 @@ def _expand_sweep(
 
 
 def _by_method(params: Mapping[tuple[str, str], SourcedValue]) -> dict[str, dict[str, Any]]:
-    """Return the values of parameters as method -> parameter -> value."""
+    """Return parameters as nested dictionaries: method -> parameter -> value."""
     block: dict[str, dict[str, Any]] = {}
     for (name, key), got in params.items():
         block.setdefault(name, {})[key] = got.value
@@ -321,7 +326,9 @@ def _by_method(params: Mapping[tuple[str, str], SourcedValue]) -> dict[str, dict
 
 
 def _split(value: Any) -> list[Any]:
-    """Return a value as a list. Split text at commas, unless it is an existing path."""
+    """Return a value as a list. A text is split at commas, unless it is the path of an existing
+    file.
+    """
     entries = value if isinstance(value, (list, tuple)) else [value]
     words: list[Any] = []
     for entry in entries:
@@ -340,7 +347,7 @@ def _exists(name: str) -> bool:
 
 
 def _describe_place(place: Place, sources: Mapping[str, str]) -> str:
-    """Return the name of a setting in messages, which includes its source.
+    """Return how messages name a setting: by its option, variable, or line in a file.
 
     Examples: `--limit`, `SPECBENCH_LIMIT`, `specbench.yaml:3: limit`.
     """

@@ -1,7 +1,7 @@
-"""Command-line options that are derived from the fields of config models.
+"""Command-line options that are generated from the fields of config models.
 
-A field of a config model has an `Option` in its annotation. The command line, its help, the
-commented config file of `specbench init` and the JSON schema are generated from these options.
+A field of a config model has an `Option` in its annotation. From these options, specbench generates
+the command line, its help, the commented config file of `specbench init` and the JSON schema.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ PANELS = (WHAT, DECODING, MEASURING, OUTPUT)
 
 
 def option_name(name: str) -> str:
-    """Return the command-line option of a field, e.g. `--max-new-tokens`."""
+    """Return the command-line option for a field name, e.g. `--max-new-tokens` for
+    `max_new_tokens`.
+    """
     singular = {"methods": "method", "tasks": "task", "plugins": "plugin", "prompts": "prompt"}
     return "--" + singular.get(name, name).replace("_", "-")
 
@@ -77,7 +79,7 @@ TRUST = Option(
 
 
 class OptionField(NamedTuple):
-    """A field of a config model and its option."""
+    """A field of a config model, together with its command-line option."""
 
     name: str
     field: FieldInfo
@@ -98,7 +100,7 @@ class OptionField(NamedTuple):
 
     @property
     def default(self) -> str:
-        """Default value as help and config files show it."""
+        """Default value as the help and config files show it."""
         value = self.field.default
         if self.option.default is not None:
             return self.option.default
@@ -116,7 +118,9 @@ class OptionField(NamedTuple):
 
 
 def option_fields(model: type[BaseModel]) -> Iterator[OptionField]:
-    """Yield the fields of a config model that have an option, in the order of the help."""
+    """Yield those fields of a config model that have a command-line option, in the order of the
+    help.
+    """
     found = [
         OptionField(name, field, option)
         for name, field in model.model_fields.items()
@@ -129,19 +133,19 @@ def option_fields(model: type[BaseModel]) -> Iterator[OptionField]:
 
 @dataclass(frozen=True, slots=True)
 class OptionSubset:
-    """Options of a config model that another command also has.
+    """Some options of a config model, which another command also accepts.
 
     Attributes:
         model: the config model as "module:class".
-        fields: names of the fields in the order of the help, each with the attributes of `Option`
-            that the other command changes.
+        fields: names of the accepted fields, in the order of the help. Each name is mapped to the
+            attributes of `Option` that differ for the other command.
     """
 
     model: str
     fields: Mapping[str, Mapping[str, Any]]
 
     def option_fields(self) -> list[OptionField]:
-        """Return the fields with their changed options."""
+        """Return the fields, with the options as the other command changes them."""
         known = {each.name: each for each in option_fields(_import_attribute(self.model))}
         return [
             known[name]._replace(option=replace(known[name].option, **changes))
@@ -150,10 +154,10 @@ class OptionSubset:
 
 
 def command(*models: str | OptionSubset) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds the options of config models to a command.
+    """Return a decorator that adds the options of config models to a command's function.
 
-    The function gets one mapping per model, from field names to the texts that the user typed. It
-    converts and validates them with the models.
+    The function receives one mapping per model, from field names to the texts that the user typed.
+    It must convert and validate the texts with the models.
 
     Args:
         models: config models as "module:class", or an `OptionSubset`. They are imported when the
@@ -183,8 +187,8 @@ def command(*models: str | OptionSubset) -> Callable[[Callable[..., Any]], Calla
 def parsed_command(model: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds the options and arguments of a config model to a command.
 
-    Typer parses the values by the types and bounds of the fields. The function gets an instance of
-    the model.
+    Typer parses the values by the types and bounds of the fields. The command's function receives
+    an instance of the model.
 
     Args:
         model: config model as "module:class", which is imported when the command is built.
@@ -209,7 +213,9 @@ def parsed_command(model: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
 
 def build(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command's function with one parameter per option, which typer reads."""
+    """Return a copy of a command's function that has one parameter per option. Typer reads
+    these.
+    """
     built: Callable[[], Callable[..., Any]] = getattr(function, "build", lambda: function)
     return built()
 
@@ -226,10 +232,10 @@ def _model_option_fields(model: str) -> list[OptionField]:
 
 
 def validate(model: type[M], values: Mapping[str, Any], hint: str) -> M:
-    """Return a config model with the values that the user typed.
+    """Return an instance of a config model with the values that the user typed.
 
     Raises:
-        UsageError: a value is invalid. The message names its option.
+        UsageError: a value is invalid. The message names the option.
     """
     from pydantic import ValidationError
 
@@ -254,7 +260,7 @@ def _attach(
     build: Callable[[], Callable[..., Any]],
     settings: Callable[[], list[OptionField]],
 ) -> Callable[..., Any]:
-    """Attach two functions to a command: one builds its options, the other lists them."""
+    """Store two functions on a command: one builds its options, the other lists them."""
     function.build, function.settings = build, settings  # type: ignore[attr-defined]
     return function
 
@@ -262,9 +268,11 @@ def _attach(
 def _with_signature(
     run: Callable[..., Any], function: Callable[..., Any], parameters: list[inspect.Parameter]
 ) -> Callable[..., Any]:
-    """Give `run` the name and docstring of a command's function, and the parameters. Return it."""
+    """Return `run` with the name and docstring of a command's function, and with the given
+    parameters.
+    """
     run.__doc__, run.__name__ = function.__doc__, function.__name__
-    # typer reads the signature and the annotations.
+    # Typer reads a function's signature and annotations to create the options.
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
@@ -282,7 +290,7 @@ def _import_attribute(name: str) -> Any:
 
 
 def _text_parameter(setting: OptionField) -> inspect.Parameter:
-    """Return the parameter from which typer creates an option. Its value is not parsed."""
+    """Return the parameter from which typer creates an option with an unparsed text as value."""
     kind = _text_type(setting.field.annotation, setting.option)
     return inspect.Parameter(
         setting.name,
@@ -293,7 +301,7 @@ def _text_parameter(setting: OptionField) -> inspect.Parameter:
 
 
 def _parsed_parameter(setting: OptionField) -> inspect.Parameter:
-    """Return the parameter from which typer creates an option, with the type to parse."""
+    """Return the parameter from which typer creates an option, with the type that typer parses."""
     field, option = setting.field, setting.option
     kind, bounds = _bounded_type(field)
     default = inspect.Parameter.empty if field.is_required() else field.default
@@ -310,7 +318,7 @@ def _parsed_parameter(setting: OptionField) -> inspect.Parameter:
 
 
 def _bounded_type(field: FieldInfo) -> tuple[Any, dict[str, Any]]:
-    """Return the type of a field for typer, and the minimum and maximum of a number."""
+    """Return a field's type for typer. For a number, also return its minimum and maximum."""
     kind, metadata = field.annotation, field.metadata
     items: Any = get_args(kind)[0] if get_origin(kind) is list else None
     if get_origin(items) is Annotated:

@@ -1,8 +1,9 @@
 """Permissions for plug-ins and other programs that a run folder or `specbench.yaml` names.
 
-These files may come from another person, e.g. in a cloned repository. specbench runs a plug-in that
-they name only if the user ran the same file before, or permits it now. A plug-in named on the
-command line always runs. Permissions are stored in the user's cache, by path and content.
+These files may come from another person, e.g. in a cloned repository. If they name a plug-in,
+specbench runs it only if the user permitted the same file before, or permits it now. A plug-in
+named on the command line always runs. Permissions are stored in the user's cache. They are valid
+for one path and one content.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _permitted: set[str] = set()
 
 @dataclass(frozen=True)
 class PermissionRequest:
-    """An action that a file requests and that the user must permit.
+    """An action that a config file or run folder requests, and that the user must permit.
 
     Attributes:
-        what: description for the user.
-        digest: hash of the action, including the content of a plug-in. A change needs a new
-            permission.
+        what: description of the action for the user.
+        digest: hash of the action. For a plug-in, it includes the content of the file, so a changed
+            plug-in needs a new permission.
     """
 
     what: str
@@ -46,7 +47,7 @@ class PermissionRequest:
 
     @property
     def is_granted(self) -> bool:
-        """True if the user permitted this before."""
+        """True if the user already permitted this action earlier."""
         return self.digest in _permitted or (_folder() / self.digest).is_file()
 
 
@@ -55,7 +56,10 @@ Check = Callable[[Sequence[PermissionRequest], str], None]
 
 
 def plugin_requests(paths: Iterable[str]) -> list[PermissionRequest]:
-    """Return a request for each existing plug-in file, and pin its content (see `plugin_file`)."""
+    """Return a permission request for each plug-in file that exists.
+
+    The content of the file is kept in memory (pinned), so the same bytes are imported later.
+    """
     found = []
     for path in map(Path, paths):
         if path.is_file():
@@ -66,10 +70,10 @@ def plugin_requests(paths: Iterable[str]) -> list[PermissionRequest]:
 
 
 def uncontained_request(place: Path, content: str) -> PermissionRequest:
-    """Return the request to run generated code and its tests without a sandbox.
+    """Return the permission request to run generated code and its tests without a sandbox.
 
     Args:
-        place: the file with the setting `uncontained`.
+        place: the config file with the setting `uncontained`.
         content: content of that file.
     """
     what = "code of answers and tests to be run without containment (uncontained)"
@@ -77,9 +81,9 @@ def uncontained_request(place: Path, content: str) -> PermissionRequest:
 
 
 def server_requests(config: RunConfig) -> list[PermissionRequest]:
-    """Return a request for each server to which methods send prompts or API keys.
+    """Return a permission request for each server to which methods send prompts or API keys.
 
-    The parameters `url` and `key` of all methods are considered, including their swept values.
+    The servers come from the parameters `url` and `key` of all methods, including swept values.
     """
     given: list[tuple[str, Mapping[str, Sequence[Any]]]] = [
         *(
@@ -104,7 +108,7 @@ def server_requests(config: RunConfig) -> list[PermissionRequest]:
 
 
 def collect_requests(config: RunConfig, place: Path) -> list[PermissionRequest]:
-    """Return all requests of a run's settings.
+    """Return all permission requests that a run's settings need.
 
     Args:
         place: the file that contains the settings.
@@ -144,7 +148,7 @@ def permit_all(requests: Sequence[PermissionRequest], source: str) -> None:
 
 
 def is_enabled(value: Any) -> bool:
-    """Return True if the unparsed value of a switch may mean "on"."""
+    """Return True if the text or value of a switch may mean "on", before it is validated."""
     return value not in (None, False, 0, "", "0", "false", "no", "off")
 
 
@@ -153,7 +157,9 @@ def find_changed_plugins(
 ) -> list[tuple[str, str]]:
     """Return the plug-in methods whose file changed since the run began.
 
-    Each is returned with the current SHA-256 of the file, or "another" if there are several files.
+    Returns:
+        The current SHA-256 of each method's file, by method. If several files could be the plug-in,
+        the word "another" replaces the SHA-256.
 
     Args:
         method_files: SHA-256 of the file when the run began, by method.

@@ -28,15 +28,15 @@ def content(path: str | Path) -> bytes:
 
 
 def pinned_contents() -> dict[Path, bytes]:
-    """Return all pinned contents, to pass them to another process."""
+    """Return the contents of all pinned plug-in files, to pass them to a child process."""
     return dict(_pinned)
 
 
 def pin_all(contents: Mapping[Path, bytes]) -> None:
-    """Pin the contents that another process passed."""
+    """Pin the contents of plug-in files that the parent process passed to this process."""
     _pinned.update(contents)
 
 
 def unpin_all() -> None:
-    """Unpin all contents. Files are read again at the next use."""
+    """Unpin all plug-in files. A file is read again when it is used next."""
     _pinned.clear()

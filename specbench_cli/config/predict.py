@@ -18,7 +18,7 @@ PROBE = "Probe"
 
 
 def _run_option(name: str, **changes: Any) -> Option:
-    """Return the option of a run setting for a probe.
+    """Return a run's option in the form that `specbench predict --probe` uses.
 
     Args:
         name: Field of `RunConfig`.

@@ -1,6 +1,7 @@
-"""Error messages about invalid values, and text helpers for them.
+"""Error messages about invalid values, and helpers for the text of messages.
 
-Messages of pydantic are replaced, because they name types instead of options and allowed values.
+The messages of pydantic are replaced. They name Python types, but users need to read the option and
+its allowed values.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that the user probably meant, or None.
 
-    Words that begin with the typed text come before similar words: `gsm` means `gsm8k`, not `mgsm`.
-    Case does not matter, and `-` equals `_`.
+    A known word that begins with the typed text is preferred to a similar word: `gsm` means
+    `gsm8k`, not `mgsm`. Upper and lower case are equal, and `-` equals `_`.
     """
     if len(word) > _MAX_VALUE_LENGTH:
         return None
@@ -51,7 +52,10 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def join_names(known: Iterable[str]) -> str:
-    """Return names separated by commas, for an error. After `_MAX_NAMES`, count the others."""
+    """Return names separated by commas, for an error message.
+
+    Of a long list, return the first `_MAX_NAMES` names and the number of further names.
+    """
     names = list(known)
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES + 1 else ""
     return ", ".join(map(shorten, names[:_MAX_NAMES] if more else names)) + more
@@ -87,7 +91,7 @@ def check_one_line(subject: str, text: str) -> None:
 
 
 def shorten(value: object) -> str:
-    """Return a value as text for an error, cut to `_MAX_VALUE_LENGTH` characters."""
+    """Return a value as text for an error message, cut to `_MAX_VALUE_LENGTH` characters."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[:_MAX_VALUE_LENGTH]}..."
 
@@ -108,13 +112,15 @@ def usage_error(
     keys: Callable[[Place], Sequence[str]],
     hint: str,
 ) -> UsageError:
-    """Return the error for values that a pydantic model rejected.
+    """Return the error message for values that a pydantic model rejected.
+
+    In pydantic's error, a path is a tuple of field names and list indices.
 
     Args:
-        found: Error of pydantic.
-        subject: Function of a path that returns the name that users know, e.g. "--limit".
-        keys: Function of a path that returns the keys that are allowed there.
-        hint: The next command to type.
+        found: The error of pydantic.
+        subject: Returns the name that users know for a path, e.g. "--limit".
+        keys: Returns the keys that are allowed at a path.
+        hint: The command that the user should type next.
     """
     return UsageError(
         "\n".join(_format_problem(e, subject, keys) for e in _first_per_place(found)), hint
@@ -122,7 +128,7 @@ def usage_error(
 
 
 def format_first_problem(found: ValidationError) -> str:
-    """Return the first problem of a record or file that specbench wrote, as text.
+    """Return as text the first problem in a record or file that specbench itself wrote.
 
     For example: `steps.levels[3] must be at least 0, got -1`.
     """
@@ -138,7 +144,10 @@ def _format_path(place: Place) -> str:
 
 
 def _first_per_place(found: ValidationError) -> list[ErrorDetails]:
-    """Return the first error of each path. Pydantic reports one error per type of a union."""
+    """Return the first error for each invalid value.
+
+    For a value with a union type, pydantic reports one error per member of the union.
+    """
     first: dict[Place, ErrorDetails] = {}
     for error in found.errors(include_url=False):
         first.setdefault(error["loc"], error)
@@ -189,7 +198,12 @@ _ALLOWED = {
 
 
 def _describe_allowed(kind: str, bounds: dict[str, Any]) -> str:
-    """Return a description of the allowed values for a type of error."""
+    """Return a description of the allowed values.
+
+    Args:
+        kind: type of pydantic's error, such as "greater_than".
+        bounds: the bounds in pydantic's error.
+    """
     if kind == "string_pattern_mismatch" and "Cc" in bounds["pattern"]:
         return "text without control characters or line breaks"
     for kinds, words in _ALLOWED.items():

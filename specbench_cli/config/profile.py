@@ -1,8 +1,8 @@
 """Profiles: named sets of run settings, one YAML file each.
 
-A profile has the keys of a config file. The word `lossless` in its methods stands for all lossless
-methods, except those listed under the key `without`. Settings of all other sources override those
-of a profile.
+A profile has the keys of a config file. In its list of methods, the word `lossless` stands for all
+lossless methods except those listed under the key `without`. Settings from all other sources
+override the settings of a profile.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def from_profile(name: str, lossless: list[str]) -> SettingsLayer:
     """Return the settings of a profile.
 
     Args:
-        lossless: Methods that replace the word `lossless`.
+        lossless: Methods that replace the word `lossless` in the profile's list of methods.
 
     Raises:
         UsageError: The profile does not exist.

@@ -31,7 +31,7 @@ def _minutes(value: Any) -> Any:
 
 
 def _batch_sizes(value: Any) -> Any:
-    """Parse batch sizes separated by commas. 0 means none."""
+    """Parse batch sizes separated by commas. The value 0 means no batch sizes."""
     words = [word.strip() for word in str(value).split(",") if word.strip()]
     sound = all(word.isdecimal() and len(word) <= 6 for word in words)
     if not words or not sound or len(set(words)) < len(words):
@@ -43,7 +43,7 @@ def _batch_sizes(value: Any) -> Any:
 
 
 class RecommendInvocation(BaseModel):
-    """Options of `specbench recommend`, in addition to the settings of its runs."""
+    """Options of `specbench recommend` that are not settings of the runs that it starts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -72,10 +72,10 @@ def _check_number(value: Any) -> Any:
 
 
 def _check_temperature(value: float) -> float:
-    """Reject temperatures that are too low or too high for float32 logits.
+    """Raise ValueError if a temperature is too low or too high for float32 logits.
 
-    Logits divided by a lower temperature lose all digits, so decoding is greedy. With a higher
-    temperature, all tokens are almost equally likely.
+    Decoding divides the logits by the temperature. If it is too low, rounding errors dominate the
+    quotients, and decoding is greedy. If it is too high, all tokens are almost equally likely.
     """
     if 0 < value < MIN_TEMPERATURE:
         raise ValueError(f"must be 0 (greedy) or at least {MIN_TEMPERATURE}, got {value}")
@@ -85,12 +85,12 @@ def _check_temperature(value: float) -> float:
 
 
 def _device_of(place: str) -> str:
-    """Return the device of a value like `cpu:0-3`, without the cores."""
+    """Return the device without its CPU cores, e.g. `cpu` for `cpu:0-3`."""
     return "cpu" if place.startswith("cpu") else place
 
 
 def _to_list(value: Any) -> Any:
-    """Return a list with the text if the value is a text, else the value."""
+    """Return a list that contains the value if it is a text. Return any other value unchanged."""
     return [value] if isinstance(value, str) else value
 
 
@@ -505,7 +505,9 @@ class RunConfig(BaseModel):
 
     @property
     def rule(self) -> Rule:
-        """Verification rule. In a replay, the rule with which vanilla chooses its tokens."""
+        """Verification rule of the run. In a replay, it is the rule by which vanilla chooses
+        tokens.
+        """
         if self.verify == "replay":
             return "rejection" if self.temperature > 0 else "greedy"
         return self.verify

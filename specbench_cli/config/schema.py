@@ -77,9 +77,9 @@ def make_schema() -> dict[str, Any]:
 
 
 def _to_json_schema(field_schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return pydantic's schema of a field as a JSON schema.
+    """Convert pydantic's schema of a field to a JSON schema.
 
-    It has no `title`, and `minimum` instead of `ge`.
+    The result has no `title`, and writes a lower bound as `minimum` instead of pydantic's `ge`.
     """
     options = [
         {"minimum" if word == "ge" else word: value for word, value in each.items()}

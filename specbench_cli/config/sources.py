@@ -40,7 +40,9 @@ EXPLICIT_SOURCES = ("--set", CALL)
 
 
 class SourcedValue(NamedTuple):
-    """A value and its source, e.g. `--limit`, `SPECBENCH_LIMIT` or `specbench.yaml:3`."""
+    """A value of a setting and where it comes from: `--limit`, `SPECBENCH_LIMIT`,
+    `specbench.yaml:3`.
+    """
 
     value: Any
     source: str
@@ -51,9 +53,9 @@ class SettingsLayer:
     """Settings from one source, or merged from several sources.
 
     Attributes:
-        fields: Values by field of `RunConfig`, without `set` and `sweep`.
+        fields: Values of the fields of `RunConfig`, except `set` and `sweep`.
         params: Values of method parameters, by (method, parameter).
-        sweeps: Lists of values of method parameters, by (method, parameter).
+        sweeps: Lists of values of swept method parameters, by (method, parameter).
     """
 
     fields: dict[str, SourcedValue] = field(default_factory=dict)
@@ -61,14 +63,14 @@ class SettingsLayer:
     sweeps: dict[tuple[str, str], SourcedValue] = field(default_factory=dict)
 
     def __or__(self, over: SettingsLayer) -> SettingsLayer:
-        """Return both merged. Values of `over` take precedence."""
+        """Merge two layers of settings. The values of `over` take precedence."""
         return SettingsLayer(
             self.fields | over.fields, self.params | over.params, self.sweeps | over.sweeps
         )
 
 
 def variable_name(name: str) -> str:
-    """Return the environment variable of a field, e.g. `SPECBENCH_MAX_NEW_TOKENS`."""
+    """Return the environment variable for a setting, e.g. `SPECBENCH_MAX_NEW_TOKENS`."""
     return "SPECBENCH_" + option_name(name)[2:].replace("-", "_").upper()
 
 
@@ -93,7 +95,9 @@ def from_flags(flags: Mapping[str, Any]) -> SettingsLayer:
 
 
 def from_sets(sets: Sequence[str]) -> SettingsLayer:
-    """Return the parameters in texts of --set: `METHOD.PARAM=VALUE`, with a YAML scalar."""
+    """Parse values of --set, such as `sps.length=7`. The part after `=` is parsed as a YAML
+    scalar.
+    """
     layer = SettingsLayer()
     for text in sets:
         method, param, value = _split_assignment(text, "--set", "VALUE", "7")
@@ -102,7 +106,7 @@ def from_sets(sets: Sequence[str]) -> SettingsLayer:
 
 
 def from_sweeps(sweeps: Sequence[str]) -> SettingsLayer:
-    """Return the sweeps in texts of --sweep: `METHOD.PARAM=VALUES`, with a range or a list."""
+    """Parse values of --sweep, such as `sps.length=3,5` or `sps.length=1:6:1`."""
     layer = SettingsLayer()
     for text in sweeps:
         method, param, values = _split_assignment(text, "--sweep", "VALUES", "1:6:1")
@@ -120,12 +124,12 @@ def from_sweeps(sweeps: Sequence[str]) -> SettingsLayer:
 
 
 def _split_assignment(text: str, where: str, values: str, example: str) -> tuple[str, str, str]:
-    """Return method, parameter and value of METHOD.PARAM=VALUE.
+    """Split METHOD.PARAM=VALUE into method, parameter and value.
 
     Args:
-        where: Name of the option, for the error.
-        values: Placeholder of the value, for the error.
-        example: Example of a value, for the error.
+        where: Name of the option, for the error message.
+        values: Placeholder of the value, for the error message.
+        example: Example of a value, for the error message.
     """
     key, _, value = text.partition("=")
     method, _, param = key.strip().rpartition(".")
@@ -142,7 +146,7 @@ def _split_assignment(text: str, where: str, values: str, example: str) -> tuple
 
 
 def from_env(env: Mapping[str, str]) -> SettingsLayer:
-    """Return the settings from SPECBENCH_* variables, except empty ones."""
+    """Return the settings from SPECBENCH_* environment variables. Empty variables are ignored."""
     from specbench_cli.config.run import RunConfig
 
     names = {
@@ -171,7 +175,7 @@ def from_file(path: Path) -> SettingsLayer:
 
 
 def from_call(settings: Mapping[str, Any]) -> SettingsLayer:
-    """Return the settings from a Python call. Arguments have the keys and values of a config file.
+    """Return the settings from a Python call, whose arguments are like the keys of a config file.
 
     Raises:
         UsageError: A `set` or `sweep` argument is invalid.
@@ -209,7 +213,7 @@ def _from_document(found: document.YamlDocument) -> SettingsLayer:
 
 
 def _parse_sweep(found: document.YamlDocument, at: tuple[str, str], setting: Any) -> list[Any]:
-    """Return the values of a swept parameter in a config file."""
+    """Return the values to try for a swept parameter in a config file."""
     key = "sweep." + ".".join(at)
     try:
         if key in found.texts:

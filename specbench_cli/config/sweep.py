@@ -24,9 +24,11 @@ _RANGE = re.compile(r"[-+.\deE]*(:[-+.\deE]*)+")
 
 
 def parse_values(text: str) -> list[Any]:
-    """Parse swept values, e.g. `1:6:1`, `0.1:0.9:0.2`, `3,5,heuristic` or `1:4:1,8,16`.
+    """Parse the values of a sweep, e.g. `1:6:1`, `0.1:0.9:0.2`, `3,5,heuristic` or `1:4:1,8,16`.
 
-    Values that contain commas are separated by semicolons: `3,2,1;4,2`.
+    `1:6:1` is a range: first value, last value and step. Values that contain commas are separated
+    by
+    semicolons: `3,2,1;4,2`.
 
     Raises:
         ValueError: The text has no values, too many values, or an invalid range. The message
@@ -41,10 +43,10 @@ def parse_values(text: str) -> list[Any]:
 
 
 def check_distinct(found: Sequence[Any]) -> list[Any]:
-    """Return values as a list, after checking that there is at least one and no duplicate.
+    """Return the values of a sweep as a list.
 
     Raises:
-        ValueError: The list is empty or has a duplicate.
+        ValueError: There is no value, or a value occurs twice.
     """
     if not found:
         raise ValueError(f"must be {SYNTAX}, got nothing")
@@ -69,10 +71,10 @@ def _parse_range(text: str) -> list[Any]:
 
 
 def _parse_bounds(text: str) -> tuple[Decimal, Decimal, Decimal]:
-    """Return first, last and step of a range.
+    """Parse a range `FIRST:LAST:STEP` into its three numbers.
 
     Raises:
-        ValueError: The text is not a range, or computing with its numbers would need rounding.
+        ValueError: The text is not a range, or its numbers have too many digits to compute exactly.
     """
     try:
         first, last, step = (Decimal(word) for word in text.split(":"))
@@ -91,9 +93,9 @@ def _parse_bounds(text: str) -> tuple[Decimal, Decimal, Decimal]:
 def expand_method(
     row: Mapping[str, Any], swept: Mapping[str, Sequence[Any]]
 ) -> list[dict[str, Any]]:
-    """Return one configuration of a method per combination of its swept values.
+    """Return one configuration of a method for each combination of its swept values.
 
-    The values are appended to the label: `sps length=3`.
+    The values are appended to the method's label, e.g. `sps length=3`.
     """
     label = row.get("label") or row["name"]
     return [
@@ -117,12 +119,12 @@ def count_combinations(swept: Mapping[str, Sequence[Any]]) -> int:
 
 
 def format_params(params: Mapping[str, Any]) -> list[str]:
-    """Return parameters as on the command line, e.g. `length=3`."""
+    """Return parameters as the user would type them, e.g. `length=3`."""
     return [f"{name}={format_value(value)}" for name, value in params.items()]
 
 
 def format_value(value: Any) -> str:
-    """Return a value as on the command line."""
+    """Return a parameter's value as the user would type it on the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value).replace("\n", "\\n")

@@ -23,7 +23,10 @@ Labels = Literal["sampled", "greedy"]
 
 
 class DraftLoss(StrEnum):
-    """Loss for aligning a draft model. An enum, because typer cannot parse lists of Literals."""
+    """Loss for aligning a draft model with its target.
+
+    It is an enum because typer cannot parse lists of Literals.
+    """
 
     CE = "ce"
     KL = "kl"
@@ -34,7 +37,7 @@ class DraftLoss(StrEnum):
     LK = "lk"
 
 
-# Options of several commands.
+# Options that several training commands share.
 
 Out = Annotated[Path, Option(OUTPUT, "DIR", "Output folder. Checkpoints are stored there too.")]
 OutOnly = Annotated[Path, Option(OUTPUT, "DIR", "Output folder.")]
@@ -281,7 +284,9 @@ class HeadOptions(CommandOptions):
 
 
 class PaperHeadOptions(HeadOptions):
-    """Options of a command whose default loss is that of the method's paper."""
+    """Options of a command that trains one kind of head, with the loss of the method's paper as
+    default.
+    """
 
     loss: LossOfHead = "paper"
 
@@ -300,7 +305,7 @@ class MethodOptions(CommandOptions):
 
 
 class MethodHeadOptions(HeadOptions, MethodOptions):
-    """Options of `specbench train head`. The base classes are ordered for the help."""
+    """Options of `specbench train head`. The order of the base classes is the order in the help."""
 
 
 class AcceptanceOptions(CommandOptions):

@@ -1,4 +1,4 @@
-"""Scores of answers from 0 to 1, by the scorer of the task."""
+"""Scores of answers, from 0 to 1. Each task names the scorer of its answers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ def score(
 
     Args:
         turn: number of the question's turn, from 1.
-        text: decoded answer without special tokens; white space is kept.
-        run_code: whether answers may be run as programs (see `code.passes_tests`).
-        uncontained: whether they may run without a sandbox, under resource limits only.
+        text: decoded answer without special tokens. White space is kept.
+        run_code: True if answers may be run as programs (`code.passes_tests`).
+        uncontained: True if answers may run without a sandbox, with limits on resources only.
 
     Returns:
-        A score from 0 to 1. None if there is no scorer, no reference for this turn, or code that
-        may not be run.
+        A score from 0 to 1. None if the question has no scorer, if this turn has no reference, or
+        if
+        the answer is code that may not be run.
     """
     if question.scorer is None:
         return None
@@ -57,7 +58,9 @@ def score(
 
 
 def _reference(question: Question, turn: int) -> str | None:
-    """Return the reference of a turn. A single reference belongs to the last turn."""
+    """Return the reference answer of a turn. If a question has only one, it belongs to the last
+    turn.
+    """
     references = question.reference or ()
     if len(references) == len(question.turns):
         return references[turn - 1]

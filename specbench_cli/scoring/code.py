@@ -1,20 +1,23 @@
 """Scoring of generated code: comparison with a reference program, and unit tests (HumanEval, MBPP).
 
-`same_code` runs nothing. `tested` runs an answer and its tests in two sandboxed processes
-(`sandbox`). The tests' process executes no code of the answer, so an answer passes only by correct
-replies. On Linux both have their own namespaces. Without namespaces nothing is run, unless the user
-accepts limits on time, memory, open files, file sizes and processes instead, which stop mistakes
-but not malicious code. This needs a POSIX system.
+`same_code` compares programs and runs nothing. `passes_tests` runs an answer and its tests in two
+sandboxed processes (module `sandbox`). The process of the tests executes no code of the answer, so
+an answer passes only if its replies are correct. This needs a POSIX system. On Linux both processes
+have their own namespaces. Without namespaces nothing is run, unless the user accepts limits on
+time,
+memory, open files, file sizes and processes instead. Such limits stop mistakes, but not malicious
+code.
 
 Tests and answer exchange data: numbers, texts, lists, tuples, sets, dictionaries, iterators, and
-builtin exceptions by name. Other objects are passed as numbers; they can be called, their
-attributes read, and their truth value tested. The answer draws the values of the tests' iterators
-one by one. Arguments that the answer changes in place do not change for the tests, and `==` of the
-answer's classes is not called. A program that relies on either fails.
+builtin exceptions by name. Any other object of the answer is passed as a number. The tests can call
+it, read its attributes, and test its truth value. The answer draws the values of the tests'
+iterators one by one. If the answer changes an argument in place, the tests do not see the change.
+The `==` of the answer's classes is not called. A program that relies on either fails.
 
-An answer passes only if the tests end without an error and each assertion held at least as often as
-for the task's reference solution. If no reference solution passes, each assertion must have held at
-least once, except one that can never hold (`assert False`).
+An answer passes only if the tests end without an error, and if each assertion held at least as
+often
+as for the task's reference solution. If no reference solution passes, each assertion must have held
+at least once. An assertion that can never hold (`assert False`) is an exception.
 """
 
 from __future__ import annotations
@@ -63,15 +66,15 @@ def passes_tests(
     uncontained: bool,
     reference: str | None = None,
 ) -> bool:
-    """Return True if an answer passes its tests.
+    """Return True if an answer passes the unit tests of its question.
 
     Args:
         answer: text of a model: code, code in a fenced block, or lines that continue the prompt.
-        before: code before the answer (HumanEval's prompt).
-        after: test code, which compiles by itself.
-        uncontained: whether to run without namespaces, under resource limits only.
-        reference: the task's solution in the form of an answer. It decides which names of builtins
-            and of standard modules the answer defines for the tests.
+        before: code before the answer, e.g. the prompt of HumanEval.
+        after: test code. It compiles without the answer.
+        uncontained: True to run without namespaces, with limits on resources only.
+        reference: the task's own solution, written like an answer. The tests use builtins and
+            standard modules, except for names that this solution defines itself.
 
     Raises:
         EnvironmentFault: namespaces are not available.
@@ -97,7 +100,10 @@ def passes_tests(
 def _count_expected_assertions(
     before: str, after: str, reference: str | None, *, uncontained: bool
 ) -> Sequence[int]:
-    """Return how often each assertion of the tests must hold, in the order of the source."""
+    """Return how often each assertion of the tests must hold.
+
+    The assertions are in the order of the source text.
+    """
     if reference is not None:
         solution = _find_solution(before, reference)
         held = _count_held_assertions(solution, before, after, reference, uncontained=uncontained)
@@ -109,13 +115,13 @@ def _count_expected_assertions(
 
 
 def _never_holds(test: ast.expr) -> bool:
-    """Return True if an assertion is about a constant that is false."""
+    """Return True if an assertion tests a constant that is false, as `assert False` does."""
     return isinstance(test, ast.Constant) and not test.value
 
 
 @cache
 def check_containment() -> None:
-    """Raise EnvironmentFault if answers cannot be run in their own namespaces."""
+    """Raise EnvironmentFault if this machine cannot run answers in namespaces of their own."""
     _count_held_assertions("", "", "", None, uncontained=False)
 
 
@@ -143,7 +149,7 @@ def same_code(reference: str, answer: str) -> bool:
 
 
 def _dump_tree(code: str) -> str | None:
-    """Return the syntax tree as text, or None if the code does not parse."""
+    """Return the syntax tree of a program as text, or None if the program does not parse."""
     with suppress(*_UNPARSED):
         tree = _parse(code)
         return None if tree is None else ast.dump(tree)
@@ -162,7 +168,7 @@ def _find_programs(answer: str, wanted: Collection[str]) -> Iterator[str]:
     """Yield the possible programs in an answer, the most likely one first.
 
     Args:
-        wanted: names that the code must define.
+        wanted: names that the program should define.
     """
     for block in _find_blocks(answer, wanted):
         yield from _find_programs_in_block(block)
@@ -171,8 +177,8 @@ def _find_programs(answer: str, wanted: Collection[str]) -> Iterator[str]:
 def _find_blocks(answer: str, wanted: Collection[str]) -> Iterator[str]:
     """Yield the code blocks of an answer, the most likely one first.
 
-    Blocks that define a wanted name come first, together with the earlier blocks that they need.
-    Blocks that continue a function body follow, then all others.
+    First come the blocks that define a wanted name, together with earlier blocks that they need.
+    Next come the blocks that continue a function body, and then all others.
     """
     found = list(_FENCED.finditer(answer))
     if not found:
@@ -194,7 +200,7 @@ def _find_blocks(answer: str, wanted: Collection[str]) -> Iterator[str]:
 
 
 def _defines(code: str, names: Collection[str]) -> bool:
-    """Return True if the code, which may be truncated, defines one of the names."""
+    """Return True if the code defines one of the names. The code may be truncated."""
     either = "|".join(map(re.escape, names))
     pattern = rf"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+(?:{either})\b|^(?:{either})[ \t]*="
     return bool(names) and re.search(pattern, code, re.MULTILINE) is not None
@@ -205,11 +211,11 @@ _MOST_JOINED = 10
 
 
 class _JoinedBlocks:
-    """Blocks of an answer, joined with the earlier blocks that they need.
+    """The code blocks of an answer. A block can be joined with the earlier blocks that it needs.
 
     Args:
-        blocks: The blocks in the answer's order.
-        most: Total length of the joined blocks, which bounds the time that a long answer takes.
+        blocks: The blocks in the order of the answer.
+        most: Maximum total length of the joined blocks. It limits the time for a long answer.
     """
 
     def __init__(self, blocks: Sequence[str], most: int) -> None:
@@ -218,12 +224,12 @@ class _JoinedBlocks:
 
     @cached_property
     def _names(self) -> list[tuple[set[str], set[str]]]:
-        """Names that each block binds, and names that it reads."""
+        """For each block, the names that it defines and the names that it reads."""
         return [(set(_find_bindings(block)), _find_read_names(block)) for block in self._blocks]
 
     @cached_property
     def _binders(self) -> dict[str, list[int]]:
-        """The blocks that bind a name, in ascending order."""
+        """For each name, the indices of the blocks that define it, in ascending order."""
         found: dict[str, list[int]] = {}
         for at, (bound, _) in enumerate(self._names):
             for name in bound:
@@ -231,10 +237,10 @@ class _JoinedBlocks:
         return found
 
     def with_helpers(self, at: int) -> str | None:
-        """Return a block with the earlier blocks in front that define names it uses.
+        """Return a block, preceded by the earlier blocks that define the names it uses.
 
         Returns:
-            None if no earlier block does, or if the blocks are too long.
+            None if no earlier block defines such a name, or if the joined blocks are too long.
         """
         have: set[str] = set()
         chosen: list[int] = []
@@ -259,7 +265,7 @@ class _JoinedBlocks:
 
 
 def _find_programs_in_block(code: str) -> Iterator[str]:
-    """Yield the possible readings of a block, the most likely one first."""
+    """Yield the programs that a code block may stand for, the most likely one first."""
     if _starts_indented(code):  # it continues the function; everything outside comes after it
         yield _OUTSIDE.split(code, maxsplit=1)[0]
     yield code
@@ -276,17 +282,17 @@ def _starts_indented(code: str) -> bool:
 def _make_job(
     program: str, before: str, after: str, reference: str | None
 ) -> dict[str, str | list[str]]:
-    """Return the job of the tests' process.
+    """Return the job of the process that runs the tests. Its fields are:
 
     - program: Program of the answer.
-    - prelude: Code that runs before the tests: the code before the answer (HumanEval's helpers),
-      and imports from the standard library, so that the answer cannot replace `math.isclose`.
-    - star_imports: Lines `from math import *` of the reference solution.
-    - star_names: Names that the tests may read from these modules.
-    - answer_names: Names in the tests that refer to objects of the answer. Builtins and standard
-      modules are not among them, unless the task's function has such a name.
-    - shared_names: Names that the tests' outermost lines bind and that the answer may read, such as
-      set-up code of MBPP.
+    - prelude: Code that runs before the tests. It contains the code before the answer (HumanEval's
+      helpers) and imports from the standard library. So the answer cannot replace `math.isclose`.
+    - star_imports: Lines such as `from math import *` in the reference solution.
+    - star_names: Names that the tests may read from the modules in `star_imports`.
+    - answer_names: Names in the tests that refer to objects of the answer. A builtin or a standard
+      module is one of them only if the task's function has its name.
+    - shared_names: Names that the top level of the tests defines and that the answer may read, such
+      as set-up code of MBPP.
     - tests: Test code, split into statements if there are `shared_names`.
     - seed: Random seed of the tests, the same for the reference and for every answer.
     """
@@ -319,10 +325,10 @@ def _make_job(
 
 
 def _find_answer_names(before: str, after: str, solution: Mapping[str, str]) -> set[str]:
-    """Return the names in the tests that refer to the answer's objects.
+    """Return the names in the tests that refer to objects of the answer.
 
-    These are the names that the reference solution defines. If it defines nothing that the tests
-    read, they are the names that neither the tests nor Python define.
+    They are the names that the reference solution defines. If the tests read none of these, they
+    are the names that neither the tests nor Python define.
     """
     used = {
         name
@@ -336,12 +342,12 @@ def _find_answer_names(before: str, after: str, solution: Mapping[str, str]) -> 
 
 
 def _is_special(name: str) -> bool:
-    """Return True if Python itself sets the name, as `__name__`."""
+    """Return True if Python itself defines the name in every module, such as `__name__`."""
     return name.startswith("__") and name.endswith("__")
 
 
 def _find_read_globals(program: str) -> set[str]:
-    """Return the global names that a program reads in any scope."""
+    """Return the global names that a program reads, also inside its functions and classes."""
     found: set[str] = set()
     with suppress(*_UNPARSED):
         tables = [symtable.symtable(program, "answer", "exec")]
@@ -356,16 +362,17 @@ def _find_read_globals(program: str) -> set[str]:
 
 
 def _find_solution(before: str, reference: str | None) -> str:
-    """Return the reference solution as a program, empty if there is none."""
+    """Return the reference solution as a program, or "" if there is none."""
     return next(filter(compiles, (before + (reference or ""), reference or "")), "")
 
 
 def _find_wanted_builtins(before: str, after: str, solution: Mapping[str, str]) -> set[str]:
-    """Return the names of builtins that the task requires the answer to define.
+    """Return the names of builtins that the answer must define itself, because the task requires
+    it.
 
-    These are the names that the reference solution defines. If it defines nothing that the tests
-    read, the result is a builtin only if the tests read exactly one builtin, and no other name that
-    their outermost lines do not bind.
+    They are the builtin names that the reference solution defines. If the tests read none of the
+    names that the solution defines, a builtin can be the name of the task's function. This is so
+    only if the tests read exactly one builtin, and no other name that they do not define.
     """
     own = _close_prompt(before)
     used = _find_read_names(after) - _find_bindings(own).keys()
@@ -379,11 +386,11 @@ def _find_wanted_builtins(before: str, after: str, solution: Mapping[str, str]) 
 
 
 def _standard_imports(after: str, solution: Mapping[str, str]) -> dict[str, str]:
-    """Return the import statements for the names that the tests read and import for themselves.
+    """Return the import statements for the standard modules and names that the tests use.
 
-    The tests read a module `math` if they read an attribute, as in `math.isclose`, and never call
-    the name. The reference solution decides first: a name that it defines is the answer's, a name
-    that it imports is the tests' own.
+    The tests use a module `math` if they read an attribute of it, as in `math.isclose`, and never
+    call `math` itself. The reference solution has priority: a name that it defines belongs to the
+    answer, and a name that it imports belongs to the tests.
     """
     used = _find_read_names(after)
     found = {
@@ -397,13 +404,20 @@ def _standard_imports(after: str, solution: Mapping[str, str]) -> dict[str, str]
 
 
 def _is_import(line: str) -> bool:
-    """Return True if a line, as `_bound` returns it, is an import."""
+    """Return True if a statement is an import.
+
+    Args:
+        line: source text of one statement.
+    """
     tree = _parse(line)
     return tree is not None and isinstance(tree.body[0], ast.Import | ast.ImportFrom)
 
 
 def _star_imports(program: str) -> list[str]:
-    """Return the lines `from math import *` of a program that import from the standard library."""
+    """Return those lines of a program that import everything from a standard module.
+
+    An example is `from math import *`.
+    """
     tree = _parse(program)
     return [
         ast.unparse(line)
@@ -415,7 +429,10 @@ def _star_imports(program: str) -> list[str]:
 
 
 def _find_called_names(program: str) -> set[str]:
-    """Return the names that a program calls, or reads without ever reading an attribute."""
+    """Return the names that a program uses as functions or values, not as modules.
+
+    It calls them, or reads them without ever reading an attribute.
+    """
     tree = _parse(program)
     nodes = list(ast.walk(tree)) if tree else []
     owners = {
@@ -435,7 +452,9 @@ def _find_called_names(program: str) -> set[str]:
 
 
 def _rebound(program: str) -> set[str]:
-    """Return the names that a statement reads to bind them again: `for f in [f]`, `f = g(f)`."""
+    """Return the names that a statement both reads and assigns again: `for f in [f]`, `f =
+    g(f)`.
+    """
     found: set[str] = set()
     tree = _parse(program)
     for node in ast.walk(tree) if tree else ():
@@ -452,12 +471,17 @@ def _find_names(node: ast.AST) -> set[str]:
 
 
 def _close_prompt(before: str) -> str:
-    """Return the code before the answer as a program; an open function gets the body `pass`."""
+    """Return the code before the answer as a complete program.
+
+    If it ends in the head of a function, `pass` is added as the body.
+    """
     return next(filter(compiles, (before, f"{before}\n    pass")), "")
 
 
 def _find_last_function(program: str) -> str | None:
-    """Return the name of the last function of a program, which the answer continues."""
+    """Return the name of the last function in the code before the answer, which the answer
+    continues.
+    """
     tree = _parse(program)
     last = tree.body[-1] if tree and tree.body else None
     return last.name if isinstance(last, ast.FunctionDef | ast.AsyncFunctionDef) else None
@@ -471,9 +495,10 @@ def _find_read_names(program: str) -> set[str]:
 
 
 def _find_bindings(program: str) -> dict[str, str]:
-    """Return the names that a program's outermost lines bind, with the line that binds each last.
+    """Return the names that the top level of a program defines.
 
-    The line of an import imports this name alone.
+    Each name is mapped to the statement that defines it last. If that is an import, the statement
+    imports only this name.
     """
     bound: dict[str, str] = {}
     tree = _parse(program)
@@ -495,8 +520,10 @@ def _find_bindings(program: str) -> dict[str, str]:
 
 
 def _unparse(line: ast.stmt) -> str:
-    """Return the source of a line, or "" if it is nested too deeply or contains too large a
-    number."""
+    """Return the source text of a statement.
+
+    Return "" if the statement is nested too deeply, or contains a number that is too large.
+    """
     try:
         return ast.unparse(line)
     except (ValueError, RecursionError):
@@ -506,7 +533,9 @@ def _unparse(line: ast.stmt) -> str:
 def _count_held_assertions(
     program: str, before: str, after: str, reference: str | None, *, uncontained: bool
 ) -> list[int] | None:
-    """Return how often each assertion of the tests held, or None if the program fails them.
+    """Run the tests, and return how often each of their assertions held.
+
+    Return None if the program fails the tests.
 
     Raises:
         EnvironmentFault: namespaces are not available.

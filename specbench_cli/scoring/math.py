@@ -54,7 +54,9 @@ _MARKED = re.compile(
 
 
 def same_expression(reference: str, answer: str) -> bool:
-    """Return True if two answers are equal after normalisation, or the same number."""
+    """Return True if two mathematical answers are equal after normalisation, or are the same
+    number.
+    """
     ours, theirs = (
         normalise_answer(extract_answer(reference)),
         normalise_answer(extract_answer(answer)),
@@ -68,7 +70,7 @@ def same_expression(reference: str, answer: str) -> bool:
 
 
 def extract_answer(text: str) -> str:
-    """Return the final answer of a text."""
+    """Return the final answer in a text, e.g. the content of its last `\\boxed{}`."""
     inside = extract_boxed(text)
     if inside is not None:
         return inside
@@ -84,7 +86,7 @@ def extract_answer(text: str) -> str:
 
 
 def normalise_answer(answer: str) -> str:
-    """Return an answer in a uniform spelling, without white space."""
+    """Return a mathematical answer with uniform LaTeX spelling and without white space."""
     answer = _respelled(answer.strip())
     answer = _ASSIGNED.sub("", re.sub(r"\s+", "", answer).rstrip("."))
     answer = re.sub(r"(?<!\d)\.(?=\d)", "0.", _UNIT.sub("", answer))

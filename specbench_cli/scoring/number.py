@@ -36,10 +36,10 @@ FRACTIONS = (
 
 
 def make_replacer(forms: Iterable[tuple[str, str]]) -> Callable[[str], str]:
-    """Return a function that makes replacements in a text, one after the other.
+    """Return a function that applies several replacements to a text, one after the other.
 
     Args:
-        forms: Regular expressions and their replacements.
+        forms: Pairs of a regular expression and its replacement.
     """
     compiled = [(re.compile(pattern), by) for pattern, by in forms]
 
@@ -78,7 +78,7 @@ def normalise_text(text: str) -> str:
 
 
 def _ascii(found: re.Match[str]) -> str:
-    """Return a digit or vulgar fraction in ASCII; other characters are unchanged."""
+    """Return a matched digit or vulgar fraction in ASCII. Return any other character unchanged."""
     char = found[0]
     if char.isdecimal():
         return str(unicodedata.decimal(char))
@@ -145,7 +145,10 @@ _WORDS = re.compile(r"[.,;:]?\s*[(,]?\s*[A-Za-z]{3,}[^=+*/^\\]*")
 
 
 def parse_leading_number(text: str) -> Fraction | None:
-    """Return the number at the start of a text if words follow it, and no formula; else None."""
+    """Return the number at the start of a text, or None.
+
+    Words may follow the number, but not a formula.
+    """
     text = normalise_text(text).strip("$* ")
     found = _NUMBER_SPACED.match(text)
     if found is None or not _WORDS.fullmatch(text, found.end()):
@@ -154,7 +157,9 @@ def parse_leading_number(text: str) -> Fraction | None:
 
 
 def _value(found: re.Match[str]) -> Fraction | None:
-    """Return the value of a match, or None if it is too long or divides by zero."""
+    """Return the value of a matched number. None if the number is too long or its denominator is
+    0.
+    """
     part = found.groupdict()
     if len(found[0]) > MAX_CHARACTERS:
         return None
@@ -178,7 +183,7 @@ def _value(found: re.Match[str]) -> Fraction | None:
 
 
 def _decimal(digits: str) -> str:
-    """Return digits without thousands separators and with a decimal point."""
+    """Return the digits of a number without thousands separators, and with a decimal point."""
     digits = re.sub(rf"[{_NARROW}'_ ]", "", digits)
     if _EUROPEAN.fullmatch(digits):
         return digits.replace(".", "").replace(",", ".")
@@ -202,7 +207,9 @@ _OPERATOR = re.compile(r"\s*(?:[-+*/\u00f7](?!\*)|\\div)")
 
 
 def same_final_number(reference: str, answer: str) -> bool:
-    """Return True if both end in the same number; False if either has none."""
+    """Return True if both texts end in the same number. Return False if one of them has no
+    number.
+    """
     expected = extract_final_number(reference)
     return expected is not None and expected == extract_final_number(answer)
 
@@ -241,9 +248,12 @@ def extract_boxed(text: str) -> str | None:
 
 
 def _parse_result(rest: str) -> Fraction | None:
-    """Return the number directly after a mark, or None if words or a list follow.
+    """Return the number directly after a mark such as "answer is".
 
-    In an equation this is the number after the last `=`.
+    In an equation, it is the number after the last `=`. Return None if words or a list follow.
+
+    Args:
+        rest: the text after the mark.
     """
     lead = _LEAD.match(rest)
     start = lead.end() if lead else 0
@@ -265,6 +275,6 @@ def _end_of_sentence(text: str, start: int) -> int:
 
 
 def _last(text: str, pattern: re.Pattern[str]) -> Fraction | None:
-    """Return the last number of a text, or None."""
+    """Return the last number in a text that matches a pattern, or None."""
     values = map(_value, reversed(list(pattern.finditer(text))))
     return next((value for value in values if value is not None), None)

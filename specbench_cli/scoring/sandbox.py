@@ -65,7 +65,7 @@ _LIMITS = {
 if sys.platform == "linux":
     _LIMITS[resource.RLIMIT_SIGPENDING] = 64  # the queue is shared by all processes of the user
 
-# Constants from the Linux headers.
+# These constants are defined in the header files of Linux.
 _MOUNT_SETATTR = 442
 _NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000
 """CLONE_NEW: USER, NS, PID, NET, IPC, UTS."""
@@ -81,7 +81,8 @@ _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 _PACKAGES = ("site-packages", "dist-packages")
 """Folders of installed packages, in the folders `python*` of libraries."""
 
-# The system call filter (seccomp). Numbers from the Linux headers, for x86-64 and ARM64.
+# Allow list of the system call filter (seccomp). The numbers are those of Linux for x86-64 and
+# ARM64.
 _MACHINES = {"x86_64": 0, "aarch64": 1}
 _ARCHITECTURE = (0xC000003E, 0xC00000B7)
 _LAST_CALL = (334, 293)
@@ -90,7 +91,7 @@ _LAST_CALL = (334, 293)
 _SET_UP_CALLS = {"clone": (56, 220), "keyctl": (250, 219)}
 """System calls that create a sandboxed process, before the filter is installed."""
 CALLS: dict[str, tuple[int | None, int | None]] = {
-    # files, which are read-only libraries or in the answer's own folder
+    # Calls on files: these are read-only libraries, or lie in the answer's own folder.
     "read": (0, 63),
     "write": (1, 64),
     "open": (2, None),
@@ -157,19 +158,19 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "pipe2": (293, 59),
     "fcntl": (72, 25),
     "ioctl": (16, 29),
-    # skipped with success, because the answer's folder is in memory only
+    # Calls that are skipped and report success. The answer's folder is only in memory.
     "fsync": (74, 82),
     "fdatasync": (75, 83),
     "msync": (26, 227),
     "fadvise64": (221, 223),
-    # memory of its own, which RLIMIT_AS bounds
+    # Calls that allocate memory of the process, which RLIMIT_AS limits.
     "mmap": (9, 222),
     "mprotect": (10, 226),
     "munmap": (11, 215),
     "brk": (12, 214),
     "mremap": (25, 216),
     "madvise": (28, 233),
-    # waiting for files and locks of its own
+    # Calls that wait for files and locks of the process.
     "select": (23, None),
     "poll": (7, None),
     "ppoll": (271, 73),
@@ -180,7 +181,8 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "epoll_wait": (232, None),
     "epoll_pwait": (281, 22),
     "futex": (202, 98),
-    # signals to itself and its own timer; RLIMIT_SIGPENDING bounds what is queued
+    # Calls for signals to the process itself, and for its timer. RLIMIT_SIGPENDING limits the
+    # number of queued signals.
     "rt_sigaction": (13, 134),
     "rt_sigprocmask": (14, 135),
     "rt_sigreturn": (15, 139),
@@ -203,7 +205,7 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "clock_gettime": (228, 113),
     "clock_getres": (229, 114),
     "times": (100, 153),
-    # its own process and the machine's size, to read; limits, to lower
+    # Calls that read facts about the process and the machine, or lower the limits of the process.
     "getpid": (39, 172),
     "gettid": (186, 178),
     "getppid": (110, 173),
@@ -227,13 +229,14 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "setrlimit": (160, 164),
     "prlimit64": (302, 261),
     "getrandom": (318, 278),
-    # the C library's own, and the end
+    # Calls that the C library makes itself, and calls that end the process.
     "restart_syscall": (219, 128),
     "set_robust_list": (273, 99),
     "rseq": (334, 293),
     "exit": (60, 93),
     "exit_group": (231, 94),
-    # sockets of two families, alone in a network namespace, and pairs
+    # Calls that create sockets of two families, or socket pairs. The network namespace contains no
+    # other process.
     "socket": (41, 198),
     "socketpair": (53, 199),
     "bind": (49, 200),
@@ -308,7 +311,8 @@ def _identity(value: Any) -> Any:
 
 
 _DATA: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    # name: type, function to split it, function to build it
+    # Each entry: name of the type, its class, a function that splits a value into items, and a
+    # function that builds the value from items.
     "list": (list, _identity, _identity),
     "tuple": (tuple, _identity, tuple),
     "dict": (dict, dict.items, dict),
@@ -326,10 +330,11 @@ def encode_value(value: Any, number: Callable[[Any], int], *, draw: bool = True)
     """Return a value in a form that JSON can represent.
 
     Args:
-        number: Returns the number of an object that JSON cannot represent.
-        draw: Copy the values of iterators, which exhausts them. False treats an iterator as an
-            object that is no data. Iterators of the answer are copied, those of the tests are not:
-            the answer draws each value when it needs it, as if both were one program.
+        number: Returns the number under which an object is registered that JSON cannot represent.
+        draw: True copies the values of an iterator, which exhausts it. False registers the iterator
+            as an object. Iterators of the answer are copied. Iterators of the tests are not,
+            because
+            the answer draws each of their values when it needs the value.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -340,7 +345,9 @@ def encode_value(value: Any, number: Callable[[Any], int], *, draw: bool = True)
 
 
 def decode_value(encoded: Any, find: Callable[[int], Any]) -> Any:
-    """Return the value that `encode_value` encoded. `find` returns the object of a number."""
+    """Return the value that `encode_value` encoded. `find` returns the object with a given
+    number.
+    """
     if not isinstance(encoded, dict):
         return encoded
     ((name, inside),) = encoded.items()
@@ -353,7 +360,7 @@ def decode_value(encoded: Any, find: Callable[[int], Any]) -> Any:
 
 
 def _serve_answer(calls: int, replies: int) -> None:  # noqa: C901  no globals that an answer could set
-    """Execute the program and serve the commands of the tests."""
+    """Execute the answer's program, and serve the commands of the tests' process."""
     names: dict[str, Any] = {"__name__": "__main__"}
     objects: list[Any] = []
     iterators: dict[int, _RemoteIterator] = {}
@@ -401,7 +408,7 @@ def _serve_answer(calls: int, replies: int) -> None:  # noqa: C901  no globals t
         return decode_value(reply["value"], find)
 
     def serve() -> Any:
-        """Serve commands until the reply to a `draw` arrives, and return it."""
+        """Serve commands of the tests. Return the reply to a `draw` as soon as it arrives."""
         for line in iter(calls_file.readline, ""):
             command, *inputs = json.loads(line)
             if command == _DRAWN:
@@ -418,10 +425,10 @@ def _serve_answer(calls: int, replies: int) -> None:  # noqa: C901  no globals t
 
 
 class _RemoteIterator:
-    """An iterator of the tests, in the answer's process.
+    """An iterator of the tests, as an object in the answer's process.
 
     Args:
-        draw: Returns the next value, or raises StopIteration.
+        draw: Returns the iterator's next value, or raises StopIteration.
     """
 
     def __init__(self, draw: Callable[[], Any]) -> None:
@@ -435,7 +442,9 @@ class _RemoteIterator:
 
 
 def _builtin_name(kind: type[BaseException]) -> str:
-    """Return the name of the nearest base class that is a builtin exception."""
+    """Return the name of the builtin exception from which an exception class is derived most
+    directly.
+    """
     names = (each.__name__ for each in kind.__mro__ if vars(builtins).get(each.__name__) is each)
     return next(names, "BaseException")
 
@@ -465,16 +474,16 @@ _HOLDS = "assertion holds"
 
 
 def assertions(tests: ast.Module) -> list[ast.Assert]:
-    """Return the assertions of a program in the order of the source."""
+    """Return the assert statements of a program in the order of the source text."""
     found = [node for node in ast.walk(tests) if isinstance(node, ast.Assert)]
     return sorted(found, key=lambda each: (each.lineno, each.col_offset))
 
 
 def _count_assertions(tests: str, counts: list[int]) -> ast.Module:
-    """Return a program that counts how often each of its assertions holds.
+    """Return the tests with code added that counts how often each assertion holds.
 
     Args:
-        counts: Gets a zero for each assertion of the program, in the order of the source.
+        counts: Empty list, which receives a 0 for each assertion, in the order of the source text.
     """
     tree = ast.parse(tests)
     places = {each: place for place, each in enumerate(assertions(tree), len(counts))}
@@ -497,10 +506,10 @@ def _count_assertions(tests: str, counts: list[int]) -> ast.Module:
 
 
 class _AnswerClient:
-    """Client of the answer's process, used by the tests.
+    """Client through which the tests use the answer's process.
 
     Args:
-        calls, replies: pipes to the answer's process.
+        calls, replies: pipes to and from the answer's process.
     """
 
     def __init__(self, calls: TextIO, replies: TextIO) -> None:
@@ -511,10 +520,11 @@ class _AnswerClient:
     def __call__(self, command: str, *inputs: Any) -> Any:
         """Send a command to the answer's process and return the result.
 
-        The tests' process ends as failed if the reply is not valid.
+        If the reply is not valid, the tests' process ends, and the tests count as failed.
 
         Raises:
-            BaseException: the answer raised an exception. It has the builtin type of that name.
+            BaseException: the answer raised an exception. A builtin exception of the same name is
+                raised here.
         """
         try:
             encoded = [encode_value(each, self._number_of, draw=False) for each in inputs]
@@ -523,9 +533,10 @@ class _AnswerClient:
         return self._ask(command, *encoded)
 
     def bind(self, name: str, value: Any) -> None:
-        """Let the answer read a value by name if it is data.
+        """Let the answer read a value under a name, if the value can be sent as data.
 
-        An iterator is not data here: the answer could exhaust the tests' own.
+        An iterator is not sent, because the answer could exhaust an iterator that the tests also
+        use.
         """
         try:
             encoded = encode_value(value, _number_of, draw=False)
@@ -553,7 +564,9 @@ class _AnswerClient:
         raise kind.__new__(kind)
 
     def _number_of(self, value: Any) -> int:
-        """Return the number of an object of the answer's, or a negative one for an iterator."""
+        """Return the number of an object of the answer. For an iterator of the tests, it is
+        negative.
+        """
         if not isinstance(value, Iterator):
             return _number_of(value)
         place = next((n for n, each in enumerate(self._iterators) if each is value), None)
@@ -563,10 +576,10 @@ class _AnswerClient:
         return -1 - place
 
     def _draw(self, number: int) -> dict[str, Any]:
-        """Return the reply with the next value of an iterator that the answer received.
+        """Return a reply with the next value of an iterator that the tests passed to the answer.
 
         Raises:
-            AssertionError: an assertion of the tests failed in the iterator.
+            AssertionError: an assertion inside the tests' iterator failed.
         """
         iterator = self._iterators[-1 - number]
         try:
@@ -604,7 +617,7 @@ def _number_of(value: Any) -> int:
 
 
 def _run_tests(calls: int, replies: int, report: int) -> None:
-    """Run the tests on the answer. An exception means that they fail."""
+    """Run the tests on the answer. If this function raises an exception, the answer fails."""
     job = json.load(sys.stdin)
     ask = _AnswerClient(os.fdopen(calls, "w"), os.fdopen(replies))
     ask("load", job["program"])
@@ -643,13 +656,13 @@ def _run_tests(calls: int, replies: int, report: int) -> None:
 def _start_process(
     isolated: bool, work: Callable[[], None], own: set[int], *, without_stdin: bool
 ) -> int:
-    """Start a sandboxed process and return its id.
+    """Start a sandboxed process and return its process id.
 
     Args:
-        isolated: whether it gets its own namespaces.
-        work: function to run there. The exit code is `PASSED` if it returns.
-        own: descriptors of pipes to keep open.
-        without_stdin: whether its standard input is empty, instead of the supervisor's.
+        isolated: True if the process gets namespaces of its own.
+        work: function to run in the process. The exit code is `PASSED` if the function returns.
+        own: file descriptors of the pipes that stay open in the process.
+        without_stdin: True if its standard input is empty. False passes on the supervisor's.
 
     Raises:
         OSError: the process cannot be started or isolated.
@@ -745,7 +758,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _isolate() -> None:
-    """Isolate this process from all of the system except its libraries and pipes."""
+    """Isolate this process from the whole system, except for its libraries and pipes."""
     _write("/proc/sys/user/max_user_namespaces", "0")
     _check_result(_C.sethostname(b"room", 4))
     _check_result(_C.setdomainname(b"room", 4))
@@ -791,12 +804,17 @@ _ALLOW, _KILL, _SUCCEED, _NOT_PERMITTED, _NO_SUCH_CALL = (
 
 
 def _load_argument(place: int) -> tuple[int, int, int, int]:
-    """Return the instruction that loads the low half of an argument (the kernel reads an `int`)."""
+    """Return the BPF instruction that loads the low 32 bits of a system call's argument.
+
+    The kernel uses only these bits of an `int` argument.
+    """
     return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * place)
 
 
 def _refuse_unless(place: int, values: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
-    """Return instructions that refuse a call unless an argument is one of these values."""
+    """Return BPF instructions that reject a system call unless its argument has one of these
+    values.
+    """
     left = range(len(values), 0, -1)
     equal = [(_EQUAL, jump, 0, value) for jump, value in zip(left, values, strict=True)]
     return [_load_argument(place), *equal, _NOT_PERMITTED]
@@ -805,9 +823,9 @@ def _refuse_unless(place: int, values: tuple[int, ...]) -> list[tuple[int, int, 
 def call_filter(machine: str) -> bytes:
     """Return the BPF program that filters system calls, as an array of `struct sock_filter`.
 
-    Calls of another architecture (32-bit) end the process. Calls after `_LAST_CALL` fail with
-    ENOSYS, so that the C library uses older ones. Other calls that are not in `CALLS`, or that have
-    other arguments, fail with EPERM.
+    A call of another architecture, such as 32-bit x86, ends the process. A call with a number above
+    `_LAST_CALL` fails with ENOSYS, so the C library uses an older call. A call that is not in
+    `CALLS`, or that has a forbidden argument, fails with EPERM.
 
     Args:
         machine: Machine name from `os.uname`.
@@ -868,10 +886,10 @@ def _mount_empty(where: str, options: str, flags: int = 0) -> None:
 
 
 def _package_folders(own: set[str]) -> set[str]:
-    """Return the real paths of the folders of installed packages.
+    """Return the real paths of the folders that contain installed packages.
 
     Args:
-        own: The library folders of this Python.
+        own: The library folders of the running Python.
     """
     found: set[str] = set()
     for folder in {*_LIBRARIES, *own}:
@@ -883,7 +901,9 @@ def _package_folders(own: set[str]) -> set[str]:
 
 
 def _expose(path: str, inside: str) -> None:
-    """Make a folder readable in the new root, or copy a link, if it exists."""
+    """Make a folder readable in the sandbox's root folder, or copy a link. Skip a path that is
+    missing.
+    """
     if os.path.islink(path):  # noqa: PTH114
         os.symlink(os.readlink(path), inside)  # noqa: PTH115, PTH211
     elif os.path.isdir(path) and not os.path.exists(inside):  # noqa: PTH110, PTH112

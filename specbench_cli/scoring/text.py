@@ -1,4 +1,4 @@
-"""Text answers: exact match of the full text, by sentence or by line, and well-formed JSON."""
+"""Scorers of text answers: equal text, equal sentences or lines, and well-formed JSON."""
 
 from __future__ import annotations
 
@@ -19,22 +19,25 @@ def same_words(reference: str, answer: str) -> bool:
 
 
 def same_sentences(reference: str, answer: str) -> float:
-    """Return the share of sentences that are equal at the same position."""
+    """Return the share of sentences of two texts that are equal at the same position."""
     pairs = list(zip_longest(*(SENTENCE.split(text.strip()) for text in (reference, answer))))
     return sum(same_words(ours or "", theirs or "") for ours, theirs in pairs) / len(pairs)
 
 
 def same_lines(reference: str, answer: str) -> float:
-    """Return the share of common lines of two lists, in the same order.
+    """Return the share of lines that two texts have in common, in the same order.
 
-    It is twice the number of common lines over the number of lines of both. So an additional line
-    costs as much as a missing one. Bullets, line numbers, code fences and blank lines are ignored.
+    The share is twice the number of common lines, divided by the number of lines of both texts. So
+    an additional line costs as much as a missing line. Bullets, line numbers, code fences and blank
+    lines are ignored.
     """
     return SequenceMatcher(None, _lines(reference), _lines(answer), autojunk=False).ratio()
 
 
 def right_steps(reference: str, answer: str) -> list[bool]:
-    """Return for each line of a reference whether the answer has it at the same position."""
+    """Return one value per line of the reference: True if the answer has an equal line at that
+    position.
+    """
     pairs = zip_longest(reference.splitlines(), answer.splitlines(), fillvalue="")
     return [same_words(ours, theirs) for ours, theirs in pairs][: len(reference.splitlines())]
 
@@ -42,7 +45,7 @@ def right_steps(reference: str, answer: str) -> list[bool]:
 def valid_json(text: str) -> bool:
     """Return True if a text is one JSON value. White space around it is allowed."""
     try:
-        # Kept as text: Python refuses to convert integers of more than 4,300 digits.
+        # Keep integers as text, because Python cannot convert integers of more than 4,300 digits.
         json.loads(text, parse_constant=_refuse, parse_int=str)
     except (ValueError, RecursionError):
         return False

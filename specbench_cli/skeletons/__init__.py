@@ -1,4 +1,6 @@
-"""Starting points of methods, one file per kind: valid plug-ins that pass the audit.
+"""Templates of new methods, one file per kind of method. They are valid plug-ins that pass the
+audit.
 
-`specbench new-method` copies one of them, and replaces its class, parameters and name.
+`specbench new-method` copies one of these files, and replaces the class, the parameters and the
+name in it.
 """

@@ -59,7 +59,8 @@ class SkeletonBatch(DraftModelMethod):
         picks: list[list[Pick]] = [[] for _ in members]
         x = [session.pending_tokens(method.state.length()) for method, session in members]
         for position in range(self.params.length):
-            # A sequence near its end has room for fewer draft tokens than the others.
+            # A sequence near its token limit has room for fewer draft tokens than the other
+            # sequences.
             active = [
                 at for at, (_, own) in enumerate(members) if position < own.max_draft_length()
             ]

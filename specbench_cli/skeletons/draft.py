@@ -50,8 +50,9 @@ class SkeletonDraft(DraftModelMethod):
         x = session.pending_tokens(self.state.length())
         while len(picks) < min(limit, self.params.length):
             out = self.model.forward(x, self.state)
-            # The likeliest token in greedy decoding, otherwise a draw. Verification needs the
-            # distribution that it was drawn from, so never draw tokens yourself.
+            # In greedy decoding, this picks the most likely token; otherwise it draws one. Never
+            # draw tokens yourself, because verification needs the distribution that a token was
+            # drawn from.
             picks.append(session.pick(out, len(picks)))
             x = Tokens(picks[-1][0][None])
         return session.chain_of_picks(picks)

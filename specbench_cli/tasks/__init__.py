@@ -1,4 +1,4 @@
-"""Tasks: questions, the datasets that they come from, and their conversion to token ids."""
+"""Tasks: sets of questions, the datasets that they come from, and their conversion to token ids."""
 
 from specbench_cli.tasks.dataset_config import json_schema
 from specbench_cli.tasks.load import Task, describe, load_task, select_questions, task_names

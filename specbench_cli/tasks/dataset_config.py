@@ -195,11 +195,14 @@ class DatasetConfig(_StrictConfig):
 
     @property
     def sources(self) -> list[DatasetSource]:
-        """Files in order."""
+        """Source files of the dataset, in the order of their rows."""
         return [self.source] if isinstance(self.source, DatasetSource) else self.source
 
     def get_family(self, category: str) -> Family:
-        """Return the family of a category: configured, or the category itself if it is a family."""
+        """Return the task family of a category.
+
+        Without a configured family, the category itself must be the name of a family.
+        """
         if category in self.families:
             return self.families[category]
         if self.family is not None:
@@ -213,7 +216,9 @@ class DatasetConfig(_StrictConfig):
         return self.scorer.get(family) or self.scorer.get("default")
 
     def get_template(self, category: str) -> str | None:
-        """Return the prompt template of a category, or None if rows contain the turns."""
+        """Return the prompt template of a category. None means that the rows contain the
+        prompts.
+        """
         if not isinstance(self.template, dict):
             return self.template
         return self.template.get(category) or self.template.get("")
@@ -246,13 +251,16 @@ def read_dataset_config(path: Path) -> DatasetConfig:
 
 
 def _keys(place: Place) -> list[str]:
-    """Return the keys that lead to a value, without the tags of forms."""
+    """Return the keys that lead to a value. Leave out the tags that pydantic adds for unions."""
     keys = [str(key) for at, key in enumerate(place) if at != 1 or key not in (_MAP, _OTHER)]
     return [key for key in keys if key != "[key]"]
 
 
 def _subject(path: Path, place: Place, written: document.YamlDocument) -> str:
-    """Return a subject such as `own.yaml:3: source.sha256`, with the line of the innermost key."""
+    """Return how a message names a field: file, line and keys, e.g. `own.yaml:3: source.sha256`.
+
+    The line is that of the innermost key.
+    """
     keys = _keys(place)
     known = (".".join(keys[:n]) for n in range(len(keys), 0, -1))
     line = next((f":{written.lines[key]}" for key in known if key in written.lines), "")
@@ -260,7 +268,7 @@ def _subject(path: Path, place: Place, written: document.YamlDocument) -> str:
 
 
 def _known_fields(place: Place) -> list[str]:
-    """Return the names of the fields at the level of a key."""
+    """Return the names of all fields that are allowed next to a key of the YAML."""
     owner = HubSource if "hub" in place else DatasetSource if "source" in place else DatasetConfig
     return list(owner.model_fields)
 

@@ -1,4 +1,4 @@
-"""Templates: texts with column names in braces."""
+"""Templates: texts in which column names in braces stand for the values of a row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def column_names(template: str) -> list[str]:
     """Return the column names in a template, in order.
 
     Raises:
-        ValueError: braces are unbalanced, or contain more than a column name.
+        ValueError: braces are unbalanced, or contain something other than a column name.
     """
     meant = "write {{ or }} for a literal brace"
     try:
@@ -29,29 +29,35 @@ def column_names(template: str) -> list[str]:
 
 
 def validate_template(template: str) -> str:
-    """Return a valid template. Raise ValueError as `column_names` does if it is not valid."""
+    """Return the template unchanged. Raise ValueError if it is not valid."""
     column_names(template)
     return template
 
 
 def validate_program(program: str) -> str:
-    """Return a program that contains the answer's placeholder. Raise ValueError otherwise."""
+    """Return a program template unchanged. Raise ValueError if it lacks the placeholder of the
+    answer.
+    """
     if ANSWER not in column_names(program):
         raise ValueError("must contain {answer}, the placeholder of the answer")
     return program
 
 
 def fill_template(template: str, row: Mapping[str, Any]) -> str:
-    """Return the template filled with a row: lists as lines, null as an empty text.
+    """Return the template with the values of a row. A list becomes lines, and null an empty text.
 
     Raises:
-        KeyError: the row lacks a column.
+        KeyError: the row lacks a column of the template.
     """
     return template.format_map({name: _text(row[name]) for name in column_names(template)})
 
 
 def split_program(program: str, row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the code before and after the answer. Raise KeyError if the row lacks a column."""
+    """Fill a program template with a row. Return the code before and the code after the answer.
+
+    Raises:
+        KeyError: the row lacks a column of the template.
+    """
     before, _, after = program.partition(f"{{{ANSWER}}}")
     return fill_template(before, row), fill_template(after, row)
 

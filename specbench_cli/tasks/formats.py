@@ -22,10 +22,10 @@ PROMPT = "prompt"
 
 
 class UnreadableFile(Exception):
-    """Error for a file that does not have the format of its extension.
+    """Error for a file whose content does not have the format of its extension.
 
     Attributes:
-        place: Line or row number of the error. None for the complete file.
+        place: Line or row number of the error. None if the error concerns the whole file.
     """
 
     def __init__(self, why: str, place: int | None = None) -> None:
@@ -46,14 +46,17 @@ def get_stem(name: str) -> str:
 
 
 def read_rows(data: bytes, name: str, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
-    """Return an iterator of (place, row); the place is the line number, or the row number from 1.
+    """Return an iterator over the rows of a file.
+
+    Each item is (place, row). The place is the line number or the row number, counted from 1.
 
     Args:
+        data: content of the file.
         name: file name, whose extension determines the format.
         columns: column names of a CSV or TSV file without a header.
 
     Raises:
-        UnreadableFile: the file has another format, or is truncated.
+        UnreadableFile: the content does not have the format of the extension, or is truncated.
     """
     match get_extension(name):
         case ".jsonl" | ".ndjson":
@@ -73,7 +76,7 @@ MAX_BYTES = 4 << 30
 
 
 def read_limited(file: IO[bytes] | gzip.GzipFile) -> bytes:
-    """Return the decompressed content. Raise OSError if it is larger than `MAX_BYTES`."""
+    """Return the decompressed content of a file. Raise OSError if it is larger than `MAX_BYTES`."""
     data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise OSError(f"it has more than {MAX_BYTES >> 20:,} MiB")
@@ -104,8 +107,10 @@ def _read_json_lines(data: bytes) -> Iterator[tuple[int, Any]]:
 def _read_json(data: bytes) -> Iterator[tuple[int, Any]]:
     """Yield the rows of a JSON file.
 
-    Rows are the items of a list, or of the only list in an object. Otherwise the object is one row.
-    A string in a list is a prompt. JSON Lines are accepted too, because many .json files use them.
+    The rows are the items of a top-level list. If the file contains an object with exactly one
+    list,
+    they are the items of that list; otherwise the object is the only row. A string in a list is a
+    prompt. JSON Lines are accepted too, because many .json files contain them.
     """
     lines = [line for line in data.split(b"\n") if line.strip()]
     if len(lines) > 1 and all(line.strip().startswith(b"{") for line in lines):
@@ -142,7 +147,7 @@ def _is_rows(value: object) -> bool:
 
 
 def _read_lines(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield each line that is not blank as a prompt."""
+    """Yield each line of a text file that is not blank. Each line is a prompt."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as fault:
@@ -154,7 +159,7 @@ def _read_lines(data: bytes) -> Iterator[tuple[int, Any]]:
 
 def _parse_json(raw: bytes, line: int | None) -> Any:
     try:
-        # json.loads would guess the encoding of bytes.
+        # Decode explicitly, because json.loads would guess the encoding of bytes.
         found = json.loads(raw.decode("utf-8-sig"))
         if b"\\ud" in raw.lower():  # reject lone surrogates, which cannot be encoded
             json.dumps(found, ensure_ascii=False).encode()
@@ -179,7 +184,7 @@ def _read_parquet(data: bytes) -> Iterator[tuple[int, Any]]:
 def _find_delimiter(text: io.StringIO) -> str:
     """Return the delimiter of a CSV file: a semicolon if the header has semicolons and no comma.
 
-    Spreadsheets write semicolons in countries with a decimal comma.
+    In countries with a decimal comma, spreadsheets write semicolons between columns.
     """
     heading = text.readline()
     text.seek(0)
@@ -187,12 +192,16 @@ def _find_delimiter(text: io.StringIO) -> str:
 
 
 def _read_table(data: bytes, suffix: str, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of a CSV file as spreadsheets write it, or of a TSV file without quoting."""
+    """Yield the rows of a CSV or TSV file.
+
+    A CSV file has quotes as spreadsheets write them. A TSV file has no quotes.
+    """
     try:
         text = io.StringIO(data.decode("utf-8-sig"), newline="")
     except UnicodeDecodeError as fault:
         raise UnreadableFile(f"not UTF-8: {fault}") from fault
-    # Python limits cells to 131,072 characters for the whole process; prompts may be longer.
+    # Python's csv module limits a cell to 131,072 characters, in the whole process. Prompts may be
+    # longer.
     csv.field_size_limit(max(csv.field_size_limit(), len(data)))
     kind: dict[str, Any] = (
         {"delimiter": "\t", "quoting": csv.QUOTE_NONE}

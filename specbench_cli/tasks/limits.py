@@ -15,19 +15,20 @@ _AGAIN_S = 1.0
 class TimeLimitExceeded(BaseException):
     """Error for code that ran longer than its limit.
 
-    Not a subclass of Exception, because Jinja's compiler catches those while it folds constants.
+    It is not a subclass of Exception. Jinja's compiler catches every Exception while it evaluates
+    constants, so it would hide this error.
     """
 
 
 @contextmanager
 def resource_limits(seconds: float, extra_bytes: int) -> Iterator[None]:
-    """Limit the processor time and the memory of the code in a `with` block.
+    """Limit the CPU time and the memory of the code in a `with` block.
 
-    Time is limited only in the main thread and if the system has `setitimer`; memory only on Linux.
-    Processor time does not depend on other load on the machine.
+    CPU time is limited only in the main thread and if the system has `setitimer`. Memory is limited
+    only on Linux. Unlike wall time, CPU time does not depend on the load of the machine.
 
     Args:
-        seconds: limit of processor time in seconds.
+        seconds: limit of CPU time in seconds.
         extra_bytes: memory in bytes that the code may allocate.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Loading of tasks. A task is given by name, as a YAML file, or as a file of questions."""
+"""Loading of tasks. A task is the name of a shipped task, a YAML file, or a file of questions."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SHIPPED = Path(datasets_cfg.__path__[0])
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Task with its questions, loaded and validated.
+    """A loaded and validated task with its questions.
 
     Attributes:
-        sources: Configuration of its files (name, checksum, url, hub id), without local paths.
-        sha256: Checksum of the file; with several files, the checksum of their checksums.
-        max_new_tokens: Default of the task, or None.
+        sources: Facts about the task's files (name, checksum, url, hub id), without local paths.
+        sha256: Checksum of the file. For several files, the checksum of their checksums.
+        max_new_tokens: The task's default for the maximum number of new tokens, or None.
         embedded: "plumbing" if speedups of the embedded models are meaningless for this task.
-        samples: Number of samples of each prompt. `questions` contains all samples.
+        samples: How many times each prompt is decoded. `questions` has one item for each time.
     """
 
     name: str
@@ -68,12 +68,12 @@ def describe(name_or_path: str) -> dict[str, Any]:
 
 
 def load_task(name_or_path: str) -> Task:
-    """Load a shipped task by name, or a YAML or a file of questions by path.
+    """Load a shipped task by name, or a task from the path of a YAML file or a file of questions.
 
     Raises:
         UsageError: the name is unknown, the YAML is invalid, or a row is malformed.
-        EnvironmentFault: the data cannot be found or downloaded, is damaged, has another checksum
-            or number of rows than stated, or contains placeholders for questions.
+        EnvironmentFault: the data cannot be found or downloaded, or is damaged. Also raised if its
+            checksum or its number of rows is wrong, or if it has placeholders for questions.
     """
     config, path = _find(name_or_path)
     without_yaml = path.suffix.lower() not in YAML_EXTENSIONS
@@ -132,9 +132,10 @@ def select_questions(questions: Sequence[Question], categories: Sequence[str]) -
 def _make_file_error(
     label: str, fault: UnreadableFile, without_yaml: bool, source: DatasetSource
 ) -> SpecbenchError:
-    """Return the error for an unreadable file.
+    """Return the error for a file that cannot be read.
 
-    It is a usage error if the user gave the file, otherwise the file of a dataset is damaged.
+    If the user named the file, it is a UsageError. Otherwise the file belongs to a dataset, and is
+    reported as damaged.
     """
     place = "" if fault.place is None else f":{fault.place}"
     if without_yaml:
@@ -145,7 +146,7 @@ def _make_file_error(
 
 
 def _find(name_or_path: str) -> tuple[DatasetConfig, Path]:
-    """Return the configuration of a task, and the path of its YAML or of its questions."""
+    """Return the configuration of a task, and the path of its YAML file or of its questions."""
     path = Path(name_or_path)
     names = task_names()
     if name_or_path in names:
@@ -182,7 +183,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _describe_unreadable(path: Path) -> str | None:
-    """Describe a path that cannot be read as a task; None if it does not exist."""
+    """Return why a path cannot be read as a task. Return None if the path does not exist."""
     if _is_file(path):
         return f"a file that ends in {path.suffix}" if path.suffix else "a file without an ending"
     try:

@@ -1,7 +1,7 @@
 """Recorded traffic: requests of OpenAI's chat completions API and of its batch files.
 
-A request is one question. Its last message is answered. The messages before it, including those of
-the assistant, are used unchanged.
+Each request is one question. The model answers its last message. All messages before the last one,
+including those of the assistant, are used unchanged.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class ChatRequest:
 
 
 def unwrap_request(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the request in a row of a batch file, with its id; other rows are unchanged."""
+    """Return the request inside a row of a batch file, with the row's id.
+
+    Any other row is returned unchanged.
+    """
     body = row.get(_BODY)
     if not isinstance(body, dict):
         return row

@@ -58,8 +58,8 @@ def read_questions(
 ) -> list[Question]:
     """Return the questions of a file in order.
 
-    A row without an id gets its index, from 0. If the configuration has several `samples`, each
-    question is repeated.
+    A row without an id gets its index, counted from 0. If the configuration has several `samples`,
+    each question is repeated that many times.
 
     Args:
         data: content of the file with the rows.
@@ -67,7 +67,7 @@ def read_questions(
 
     Raises:
         UsageError: a row is malformed, an id is repeated, or there is no row.
-        UnreadableFile: see `formats`.
+        UnreadableFile: the content does not have the format of the file's extension.
         EnvironmentFault: rows contain a placeholder instead of a question.
     """
     seen: dict[str, int] = {}
@@ -99,7 +99,10 @@ def read_questions(
 
 
 def _parse_cells(cells: dict[str, str]) -> dict[str, Any]:
-    """Return a table row with empty cells as None and a JSON list in `turns` parsed."""
+    """Convert the cells of a CSV or TSV row.
+
+    An empty cell becomes None. A JSON list in the column `turns` is parsed.
+    """
     row: dict[str, Any] = {name: cell or None for name, cell in cells.items()}
     turns = cells.get("turns", "")
     if turns.startswith("["):
@@ -109,7 +112,7 @@ def _parse_cells(cells: dict[str, str]) -> dict[str, Any]:
 
 
 def _repeat_question(question: Question, n: int) -> list[Question]:
-    """Return n copies of a question in the same cluster, with different ids."""
+    """Return n copies of a question. They have different ids, but the same cluster."""
     if n == 1:
         return [question]
     return [
@@ -132,7 +135,7 @@ def _check_placeholders(
 
 
 def _is_in_ranges(row: Mapping[str, Any], config: DatasetConfig) -> bool:
-    """Return True if a row is inside all ranges of `only`."""
+    """Return True if a row's values are inside all ranges that the key `only` of the YAML sets."""
     for name, (low, high) in config.only.items():
         value = row.get(name)
         try:
@@ -173,7 +176,10 @@ def _make_question(
 def _get_request(
     row: Mapping[str, Any], config: DatasetConfig, category: str
 ) -> ChatRequest | None:
-    """Return the request of a row, or None if it is no request or the YAML maps other columns."""
+    """Return the chat request in a row.
+
+    Return None if the row is not a chat request, or if the YAML names other columns to read.
+    """
     if MESSAGES not in row or "turns" in config.fields or config.get_template(category) is not None:
         return None
     try:
@@ -197,13 +203,13 @@ def _missing_column_error(row: Mapping[str, Any], template: str, missing: KeyErr
 
 
 def _find_column(row: Mapping[str, Any], config: DatasetConfig, column: Column) -> str | None:
-    """Return the name of a column in a row, or None if it is absent or null."""
+    """Return the row's own name for a column. Return None if the row has no value for it."""
     names = (config.fields[column],) if column in config.fields else COLUMNS[column]
     return next((name for name in names if row.get(name) is not None), None)
 
 
 def _get_text(row: Mapping[str, Any], config: DatasetConfig, column: Column) -> str:
-    """Return a column's text, "" if it is absent or blank."""
+    """Return the text in a column of a row, or "" if the column is missing or blank."""
     name = _find_column(row, config, column)
     if name is None:
         return ""
@@ -225,7 +231,7 @@ def _get_id(row: Mapping[str, Any], config: DatasetConfig, index: int) -> str:
 
 
 def _check_name(column: str, value: str) -> str:
-    """Return an id or a category unchanged, after checking that records can store it.
+    """Return an id or a category unchanged, if run folders can store it.
 
     Raises:
         RowError: the text is too long, or has a control character or a line break.
@@ -270,7 +276,9 @@ def _get_turns(row: Mapping[str, Any], config: DatasetConfig, category: str) -> 
 def _get_category_and_family(
     row: Mapping[str, Any], config: DatasetConfig, source: DatasetSource
 ) -> tuple[str, Family]:
-    """Return the category and the family of a row. If one is missing, it is set to the other."""
+    """Return the category and the family of a row. If the row has only one of them, it is used
+    for both.
+    """
     category = _check_name("category", source.category or _get_text(row, config, "category"))
     named = _get_text(row, config, "family")
     if not named:

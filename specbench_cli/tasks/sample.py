@@ -11,11 +11,11 @@ from specbench_cli.tasks.schema import Question
 
 
 def sample_questions(questions: Sequence[Question], limit: int | None, seed: int) -> list[Question]:
-    """Draw at most `limit` questions, balanced over families, then over categories in a family.
+    """Draw at most `limit` questions at random, balanced over families, then over their categories.
 
-    Counts differ by at most one if there are enough questions. The draw depends only on the seed
-    and the prompt ids. With the same seed, a smaller sample is part of every larger one. A question
-    with several samples counts once and is drawn with all of them.
+    The numbers per family differ by at most one if each family has enough questions. The draw
+    depends only on the seed and the prompt ids. With the same seed, a small sample is part of every
+    larger one. A question with several samples counts once, and all its samples are drawn.
 
     Args:
         limit: number of questions; None for all.
@@ -42,7 +42,7 @@ def sample_questions(questions: Sequence[Question], limit: int | None, seed: int
 def _split(
     questions: Sequence[Question], key: Callable[[Question], str], limit: int, seed: int
 ) -> list[tuple[list[Question], int]]:
-    """Group questions by key, and return each group with its number of questions to draw."""
+    """Group questions by a key. Return each group with the number of questions to draw from it."""
     groups: defaultdict[str, list[Question]] = defaultdict(list)
     for question in questions:
         groups[key(question)].append(question)
@@ -51,8 +51,14 @@ def _split(
 
 
 def _shares(supply: Mapping[str, int], limit: int, seed: int) -> dict[str, int]:
-    """Distribute `limit` places over groups in turns, one at a time, until a group has no more
-    questions."""
+    """Return how many questions to draw from each group.
+
+    The groups get one question each, in turns, until `limit` questions are distributed. A group
+    without further questions is skipped.
+
+    Args:
+        supply: number of questions in each group.
+    """
     shares = dict.fromkeys(sorted(supply, key=lambda name: _rank(seed, name)), 0)
     left = min(limit, sum(supply.values()))
     while left:
@@ -66,5 +72,5 @@ def _shares(supply: Mapping[str, int], limit: int, seed: int) -> dict[str, int]:
 
 
 def _rank(seed: int, key: str) -> bytes:
-    """Return a pseudo-random sort key of a name that depends only on the seed."""
+    """Return a pseudo-random sort key for a name. It depends only on the seed and the name."""
     return hashlib.sha256(f"{seed}\n{key}".encode()).digest()

@@ -33,16 +33,17 @@ class Question:
     """Question of a task, with all its turns.
 
     Attributes:
-        prompt_id: Unique id "<task>/<id>", with "/<sample>" appended if there are several samples.
-            Random numbers are keyed by it, so samples are independent.
-        cluster: Id of a group of dependent questions (the template of a generated task, all samples
-            of a prompt); otherwise the prompt_id.
-        family, category: Stratum of the question. `category` is the dataset's own name.
-        turns: Messages of the user by turn.
-        reference: Reference answers, if any (one per turn, or one).
+        prompt_id: Unique id "<task>/<id>". If the prompt is decoded several times, "/<sample>" is
+            appended. It is part of the random seed, so samples are independent.
+        cluster: Id of a group of questions that are not independent, such as all samples of a
+            prompt or all questions of one template. Otherwise the prompt_id.
+        family, category: Kind of the question. The family is one of specbench's; the category is
+            the dataset's own name.
+        turns: Messages of the user, one per turn.
+        reference: Reference answers: one per turn, a single one, or None.
         scorer: Scorer of the answers, or None.
         program: Code before and after an answer that is tested by running it.
-        sample: Number of the sample from 1; 0 if there is only one.
+        sample: Number of the sample from 1. 0 if the prompt is decoded only once.
         before: Messages before the first turn, in recorded traffic.
         max_new_tokens: Maximum number of new tokens of this question, or None.
     """

@@ -1,4 +1,4 @@
-"""Lookup of a dataset's file: next to its YAML, in $SPECBENCH_DATA, in the cache, or by download.
+"""Search for a dataset's file: next to its YAML, in $SPECBENCH_DATA, in the cache, or by download.
 
 The returned content always has the configured checksum.
 """
@@ -35,13 +35,13 @@ class _Unreachable(Exception):
 
 
 def create_once(folder: Path, write: Callable[[Path], None]) -> Path:
-    """Create a folder of the cache at first use, atomically, and return it.
+    """Return a folder of the cache. If it does not exist, create it atomically first.
 
-    One process writes it and others wait. An incomplete folder of an interrupted process is
-    removed.
+    One process creates the folder while other processes wait. An incomplete folder from an
+    interrupted process is removed.
 
     Args:
-        write: function that creates a folder.
+        write: function that creates a folder with its content at a path.
 
     Raises:
         OSError: the folder cannot be written.
@@ -78,11 +78,11 @@ def read_source(task: str, source: DatasetSource, folder: Path, obtain: str = ""
 
     Args:
         task: name of the task for messages.
-        folder: folder of the YAML.
-        obtain: manual steps to get data that cannot be downloaded.
+        folder: folder of the dataset's YAML.
+        obtain: how the user can get data that cannot be downloaded, for the error message.
 
     Raises:
-        EnvironmentFault: the file cannot be found, or has another checksum.
+        EnvironmentFault: the file cannot be found, or has a wrong checksum.
     """
     own = os.environ.get("SPECBENCH_DATA")
     for place in [folder, *([Path(own)] if own else [])]:
@@ -202,9 +202,9 @@ def _download_file(hub: HubSource, path: str) -> bytes:
 
 
 def _check_hub(hub: HubSource) -> None:
-    """Query the hub, and raise an error if it does not answer in time.
+    """Raise an error if the Hugging Face hub does not answer in time.
 
-    A download would retry for half a minute.
+    Without this check, a download from an unreachable hub would retry for half a minute.
     """
     from huggingface_hub import HfApi
 
@@ -213,7 +213,7 @@ def _check_hub(hub: HubSource) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a cache file atomically, so that an interrupted download leaves none."""
+    """Write a cache file atomically, so that an interrupted download leaves no incomplete file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:

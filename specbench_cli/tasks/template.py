@@ -3,8 +3,8 @@
 A tokenizer has `encode` and `decode` as in transformers. If it also has `chat_template` and
 `apply_chat_template`, its chat template is used.
 
-Chat templates and tokenizers come with checkpoints, so both are untrusted input. All their
-exceptions become a `PromptError`, and a template has limits on time, memory and output.
+Chat templates and tokenizers come with checkpoints, so both are untrusted input. An exception in
+them becomes a `PromptError`. The time, memory and output of a chat template are limited.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _RAW = "use --raw, which applies no chat template"
 def build_messages(
     turns: Sequence[str], answers: Sequence[str], before: Sequence[Message] = ()
 ) -> list[Message]:
-    """Return the messages up to the next turn: those of `before`, n answered turns, and turn n + 1.
+    """Return all messages up to and including the user's next message.
+
+    These are the messages of `before`, then the turns that are already answered with their answers,
+    then the next turn.
 
     Raises:
         ValueError: all turns are answered.
@@ -47,9 +50,10 @@ def render_prompt(
 ) -> list[int]:
     """Return the token ids of a prompt.
 
-    The chat template is applied, with the generation prompt. Without a template, or with `raw`, the
-    texts are joined by blank lines. Special tokens are added to plain text only, because a template
-    contains them. A beginning-of-sequence token is never added twice.
+    The tokenizer's chat template formats the messages and appends the generation prompt. Without a
+    template, or with `raw`, the messages are joined by blank lines. Only in that case the tokenizer
+    adds special tokens, because a template contains them already. A beginning-of-sequence token is
+    never added twice.
 
     Args:
         label: name of the model for messages.
@@ -118,7 +122,8 @@ def decode_text(tokenizer: Any, ids: Sequence[int]) -> str:
     Leading spaces are kept, because code may begin with them.
 
     Raises:
-        PromptError: the tokenizer cannot decode the ids. Some fail on the ids of padding rows.
+        PromptError: the tokenizer cannot decode the ids. Some tokenizers fail on ids above their
+            vocabulary, which a model with a padded output layer can choose.
     """
     try:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))

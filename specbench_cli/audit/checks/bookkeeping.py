@@ -1,4 +1,4 @@
-"""Checks of states, counters and clock after every step of a method."""
+"""Checks of model states, counters and timers after every step of a method."""
 
 from __future__ import annotations
 
@@ -118,7 +118,9 @@ def check_bookkeeping(subject: AuditSubject) -> list[Finding]:
 
 
 def decoding_cases(subject: AuditSubject) -> Iterator[tuple[MethodParams, Case]]:
-    """Yield the cases to decode: all parameters under every rule, short and long."""
+    """Yield the cases to decode: all method parameters under every rule, with short and long
+    outputs.
+    """
     for rule in RULES:
         for params in subject.variants:
             levels = min(max_draft_levels(params, default=5), MAX_LEVELS)
@@ -144,10 +146,13 @@ def decoding_cases(subject: AuditSubject) -> Iterator[tuple[MethodParams, Case]]
 
 
 def _find_state_error(session: ObservedSession) -> str | None:
-    """Return a description of a wrong state, or None.
+    """Return a description of a wrong model state, or None if all states are right.
 
-    The target's state must contain all committed tokens but the last, and other states a prefix of
-    them. A head's rows must come from the target's features: rows from its own must be dropped.
+    The target's state must contain all committed tokens except the last one. The states of other
+    models
+    must contain a prefix of these tokens. A head's state must be computed from the target's
+    features.
+    Entries that the head computed from its own features while drafting must be dropped.
     """
     text = session.tokens()[:-1]
     for decoder, state in session.model_states:
@@ -164,9 +169,10 @@ def _find_state_error(session: ObservedSession) -> str | None:
 
 
 def _find_drafter_error(session: ObservedSession, step: Step) -> str | None:
-    """Return a description of a wrong state of a parallel drafter, or None.
+    """Return a description of a wrong state of a parallel drafter, or None if it is right.
 
-    Its text must start with the tokens committed before the step, and its states with its text.
+    The drafter's text must start with the tokens committed before the step. Its model states must
+    contain the beginning of this text.
     """
     committed = session.tokens()[: len(session.tokens()) - len(step.outcome.committed)]
     for drafter in session.draft_sessions():
@@ -239,7 +245,9 @@ class AcceptRuleCheck:
         return cls(method.accept, reference, noise, len(case.prompt), case.sampling.draws)
 
     def find_error(self, session: ObservedSession, step: Step) -> str | None:
-        """Return a description of a token with a wrong origin, or None."""
+        """Return a description of a committed token that the accept rule cannot explain, or
+        None.
+        """
         text = session.tokens()
         first = len(text) - len(step.outcome.committed)
         if (
@@ -271,18 +279,19 @@ class AcceptRuleCheck:
         return None
 
     def _passes(self, before: int, last: int, token: int, rule: AcceptRule | None = None) -> bool:
-        """Return True if a rule accepts a token under the target's distribution.
+        """Return True if an accept rule accepts a token under the target's distribution.
 
         Args:
-            rule: the rule; default: `self.rule`.
+            rule: the accept rule; default: `self.rule`.
         """
         p = torch.tensor([self.reference.accept_rule_probs(before, last)], dtype=torch.float64)
         return bool((rule or self.rule).lets_pass(p, torch.tensor([token])))
 
     def _stricter_rule_accepts_more(self, before: int, last: int, token: int) -> bool:
-        """Return True if the stricter rule accepts a token that this rule rejects.
+        """Return True if a stricter threshold accepts a token that the threshold of this rule
+        rejects.
 
-        Then the threshold does not order rules by strictness.
+        That is an error, because a stricter threshold must accept fewer tokens.
         """
         stricter = self.rule.stricter
         if stricter is None or not self.rule.pure:
@@ -333,7 +342,7 @@ def _find_accounting_error(session: ObservedSession, steps_taken: Sequence[Step]
 
 
 def _tested_tokens(step: Step) -> list[int]:
-    """Return the draft tokens that follow the last accepted one."""
+    """Return the draft tokens that verification tests after the last accepted one."""
     draft, path = step.draft, step.outcome.path
     if draft is None:
         return []

@@ -51,7 +51,7 @@ PEAKED_TABLES = 2
 
 
 def check_bounds(subject: AuditSubject) -> list[Finding]:
-    """Run the checks of this module that apply to a method: draft models, heads, or lookup."""
+    """Run those checks of this module that apply to the method's way of drafting."""
     findings: list[Finding | None] = []
     if subject.uses_draft_model:
         twin, twin_runs = _check_twin_draft(subject)
@@ -62,14 +62,16 @@ def check_bounds(subject: AuditSubject) -> list[Finding]:
 
 
 def _check_twin_draft(subject: AuditSubject) -> tuple[Finding | None, Sequence[CaseRun]]:
-    """Check that a draft equal to the target is accepted in full, plus a bonus token.
+    """Check that a draft equal to the target is accepted in full, and that a bonus token follows.
 
-    p is the target's distribution, q the draft's. If the method draws from a q that differs from p,
+    p is the target's distribution, q the draft's. A method may draw from a q that differs from p.
+    Then
     the expected number of accepted tokens is sum min(p, q).
 
-    In a dynamic tree, the accepted path may be shorter than the deepest one, but it ends at a leaf.
-    A stateless head predicts several tokens at once, each as if the tokens before were greedy. So
-    its draft equals the target in greedy decoding only.
+    In a dynamic tree, the accepted path may be shorter than the deepest path, but it ends at a
+    leaf.
+    A stateless head predicts several tokens at once, and assumes that the tokens before each are
+    greedy. So its draft equals the target in greedy decoding only.
     """
     return _check_full_acceptance(
         subject,
@@ -169,7 +171,9 @@ class CaseRun:
 
     @property
     def draft_differs_from_model(self) -> bool:
-        """True if q differs from p at a first draft token, though draft and target are equal."""
+        """True if the first token of a draft has a q that differs from p, though draft and
+        target are equal.
+        """
         if not self.case.sampling.draws:
             return False
         reference = Reference(self.case.tables[0], self.case.sampling)
@@ -296,7 +300,7 @@ def _acceptance_error(runs: Sequence[CaseRun]) -> str | None:
                 accepted += len(step.outcome.path)
                 expected += expected_accepted(reference, text, step)
                 tested += step.outcome.tested
-    # The variance of an acceptance test is at most 1/4.
+    # A single test whether a token is accepted has a variance of at most 1/4.
     if abs(accepted - expected) <= DEVIATIONS * (tested / 4) ** 0.5 + SLACK:
         return None
     seen, due = format_distinct(accepted, expected)
@@ -306,11 +310,14 @@ def _acceptance_error(runs: Sequence[CaseRun]) -> str | None:
 def _check_mixed_draft(subject: AuditSubject, twin_runs: Sequence[CaseRun]) -> Finding | None:
     """Check that a method drafts correctly after a rejected draft, in greedy decoding.
 
-    The draft model ("mixed") equals the target at some positions only. After each text, the method
-    must accept as many draft tokens as the draft's table predicts correctly.
+    The table of the draft model ("mixed") equals the target's table at some positions only. After
+    each
+    text, the method must accept as many draft tokens as this table predicts correctly.
 
     Args:
-        twin_runs: runs that accepted every token of an equal draft. Their parameters are checked.
+        twin_runs: runs with a draft equal to the target, in which every draft token was accepted.
+            The
+            check uses their parameters.
     """
     greedy = [run for run in twin_runs if run.case.sampling.rule == "greedy"]
     steps = accepted = 0
@@ -376,8 +383,8 @@ def _check_useless_draft(subject: AuditSubject) -> Finding | None:
                     16, max(4, largest_number(params))
                 )  # enough tokens for all children of a tree node
                 tables = make_table_pair("disjoint", 2 * n_tokens, seed=300 + 2 * turn)
-                # Top-k or top-p could leave fewer tokens than a node has children. Then the
-                # method would add other tokens.
+                # Switch top-k and top-p off. They could leave fewer tokens than a tree node has
+                # children, and the method would then add other tokens.
                 sampling = replace(make_sampling(rule, turn), top_k=0, top_p=1.0)
                 case = Case("disjoint", tables, sampling, prompt=(1, 0), budget=13)
                 session = case.open()

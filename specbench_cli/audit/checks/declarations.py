@@ -100,7 +100,7 @@ def check_declarations(subject: AuditSubject) -> list[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """A wrong declaration: its name, the observed behaviour, and the fix."""
+    """A wrong declaration of a method: its name, the behaviour that contradicts it, and the fix."""
 
     name: str
     observed: str
@@ -134,7 +134,9 @@ def _predictable_cases(params: MethodParams) -> Iterator[Case]:
 
 
 def _find_class_contradictions(subject: AuditSubject) -> Iterator[Contradiction]:
-    """Yield contradictions inside the class, independent of decoding."""
+    """Yield declarations of the class that contradict each other. No decoding is needed to find
+    them.
+    """
     method = subject.method
     fields = method.Params.model_fields
     for name in sorted((method.tunable or frozenset()) - fields.keys()):
@@ -181,7 +183,7 @@ def _find_class_contradictions(subject: AuditSubject) -> Iterator[Contradiction]
 
 
 def _find_undeclared(usages: ObservedMethods) -> Iterator[Contradiction]:
-    """Yield behaviour that is not declared."""
+    """Yield observed behaviour of a method that its class does not declare."""
     for method, usage in usages:
         if "draft" in usage.models and "draft" not in method.requirements:
             yield Contradiction(
@@ -223,7 +225,7 @@ def _find_undeclared(usages: ObservedMethods) -> Iterator[Contradiction]:
 
 
 def _find_unused(subject: AuditSubject, usages: ObservedMethods) -> Iterator[Contradiction]:
-    """Yield declarations without observed behaviour. These are tested on more cases first."""
+    """Yield declarations whose behaviour was not observed, even in additional cases."""
     method = subject.method
     models = {*SHARED_MODELS, *method(subject.variants[0]).models()}
     is_used: dict[str, Callable[[MethodUsage], bool]] = {

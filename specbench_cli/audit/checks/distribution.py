@@ -198,8 +198,8 @@ def _enumerate_late_cases(
     if drafts:
         deepest = min(max_draft_levels(drafts[0]), MAX_DEEP_LEVELS)
         for name, case in late_level_cases(rule, deepest):
-            # Test all levels with the parameter sets of deep drafts. The others test one level
-            # each.
+            # Test all levels with those parameter sets that give deep drafts. The other sets test
+            # one level each.
             due.append(
                 (name, case, [params for params in drafts if max_draft_levels(params) >= deepest])
             )
@@ -234,7 +234,9 @@ def _enumerate_late_cases(
 
 
 def _relative_size(params: MethodParams, default: MethodParams) -> float:
-    """Return how much larger than the defaults the integer parameters are, as a product."""
+    """Return how much larger integer parameters are than the defaults, as the product of the
+    ratios.
+    """
     values, size = default.model_dump(), 1.0
     for name, value in params.model_dump().items():
         if type(value) is int and type(values[name]) is int:
@@ -243,9 +245,10 @@ def _relative_size(params: MethodParams, default: MethodParams) -> float:
 
 
 def _cases(subject: AuditSubject, rule: Rule) -> Iterator[tuple[MethodParams, Case]]:
-    """Yield each case with every variant.
+    """Yield each case with every variant of the parameters.
 
-    Each variant starts with another case, so that all cases are tested even if the budget is small.
+    Each variant starts with another case. So all cases are tested even if time allows only few
+    pairs.
     """
     variants = list(_lossless_params(subject, rule, few_outcomes=True))
     cases = []
@@ -401,7 +404,7 @@ def _suggest_cause(
     measured: list[tuple[float, EnumeratedCase]],
     token: int,
 ) -> str:
-    """Return the code to look at first, derived from which cases are wrong."""
+    """Return which code of the method to look at first. It depends on the cases that are wrong."""
     right = [result for tv, result in measured if tv <= EXACT]
     cases = [result.case for _, result in wrong]
     if token == 1:

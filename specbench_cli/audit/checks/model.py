@@ -84,7 +84,10 @@ def _check_outputs(subject: AuditSubject, models: TinyModels) -> list[Finding]:
 
 
 def _few_params(subject: AuditSubject, rule: Rule) -> Iterator[MethodParams]:
-    """Yield the defaults and the first small variant. Tables cover the other parameters."""
+    """Yield the default parameters and the first small variant.
+
+    That is enough here, because the checks on table models cover all other parameters.
+    """
     return islice(subject.lossless_params(rule), 2)
 
 
@@ -138,7 +141,8 @@ def _cache_error(
         x = Features(ids[:, first:], _features(session.target.decoder, decoder, ids[:, :n]))
     decoder.forward(x, fresh, logits_at=None)
     if isinstance(state, KVState) and state.offsets[0]:
-        # With selected rows, only the first layer does not depend on the dropped rows.
+        # If some rows of the state were dropped, only the first layer's entries can be recomputed
+        # without them.
         at = state.positions()
         fresh = decoder.new_state(at[-1] + 1)
         decoder.forward(Tokens(torch.tensor([text[: at[-1] + 1]])), fresh, logits_at=None)

@@ -275,7 +275,8 @@ def _compare_batch(
     for step in method.generate_batch(batch):
         steps[step.seq].append(_step_counts(step))
         for at, each in enumerate(batch.sessions):
-            # Check the sequence of this step, and ended sequences whose slot is not used again yet.
+            # Check the sequence of this step. Also check finished sequences whose slot in the batch
+            # is not used again yet.
             is_idle = each.finish is not None and batch.has_slot(each)
             wrong = (
                 _find_state_error(cast(ObservedSession, each), at)
@@ -323,7 +324,7 @@ def _prompt_cases(rule: Rule, levels: int, n: int) -> Iterator[Case]:
 
 
 def _replace_prompt(first: Case, long: Case) -> Case:
-    """Return the first case with the long prompt of another."""
+    """Return the case `first` with the long prompt of the case `long`."""
     vocab = first.tables[0].shape[-1]
     prompt = tuple(token % vocab for token in long.prompt)
     return replace(first, prompt=prompt, budget=12, prompt_id="table/long")
@@ -366,7 +367,7 @@ def _order_finding(
 
 
 def _weights(workspace: Workspace) -> dict[str, Tensor]:
-    """Return copies of the tables of the run's models."""
+    """Return copies of the tables that are the weights of the run's models."""
     tables = {name: getattr(each, "table", None) for name, each in workspace.decoders.items()}
     return {name: table.clone() for name, table in tables.items() if table is not None}
 

@@ -50,7 +50,7 @@ class EmbeddedPair:
     prompts: Sequence[tuple[int, ...]]
 
     def open(self, prompt: int, sampling: Sampling, budget: int, memory: Memory) -> ObservedSession:
-        """Return a session on a prompt. The output ends at the budget only."""
+        """Return a session on a prompt. Only the budget ends the output, not an EOS token."""
         stop = StopRule(frozenset(), budget)
         request = Request(f"embedded/{prompt}", 0, self.prompts[prompt], stop)
         self.workspace.reserve(len(request.ids) + budget + SPARE)
@@ -64,10 +64,10 @@ class EmbeddedPair:
 @cache
 @torch.inference_mode(False)  # weights created in inference mode cannot be trained
 def load_embedded_pair() -> EmbeddedPair:
-    """Load the pair. Later calls return the same object.
+    """Load the embedded target and draft. Later calls return the same object.
 
     Raises:
-        EnvironmentFault: the installation does not include it.
+        EnvironmentFault: the installation does not include these models.
     """
     from tokenizers import Tokenizer
 

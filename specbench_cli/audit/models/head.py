@@ -48,7 +48,10 @@ class TableHead(TableDecoder, Head):
         self.target = target
 
     def previous_token(self, state: TableState, row: int) -> int:
-        """Return the previous token: that of the parent row, or for row 0 that of its features."""
+        """Return the id of the token before a row's token.
+
+        It comes from the parent row. For row 0, it comes from the features.
+        """
         _, _, parent, features, _ = state.rows[row]
         assert features is not None
         if parent < 0:
@@ -104,7 +107,7 @@ class TableBlockHead(TableHead):
 
 
 class _CountedHead(FeatureHead):
-    """A head that counts its forwards, including calls without the meter."""
+    """A head that counts its forwards, including forwards that the engine does not measure."""
 
     def __call__(self, *rows: Any, **named: Any) -> Any:
         """See `FeatureHead`."""
@@ -299,6 +302,8 @@ def _continue_greedily(
 
 
 def _find_row(rows: Tensor, row: Tensor) -> int:
-    """Return the index of a row in rows [n, V], or the last index if it is none of them."""
+    """Return the index of `row` among rows [n, V]. Return the last index if `row` is not among
+    them.
+    """
     same = (rows == row).all(-1).nonzero()
     return int(same[0]) if len(same) else rows.shape[0] - 1

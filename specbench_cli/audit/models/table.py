@@ -99,7 +99,7 @@ class TableState:
         self.count_rows(len(rows), range(len(self.lengths)) if layers is None else layers)
 
     def count_rows(self, n: int, layers: Iterable[int]) -> None:
-        """Add n to the row counts of layers."""
+        """Add n to the number of rows of each of these layers."""
         for layer in layers:
             self.lengths[layer] += n
 
@@ -265,7 +265,9 @@ class TableDecoder(Decoder):
         low: int,
         layer: int,
     ) -> tuple[list[int], list[int]]:
-        """Return the tokens that a layer reads, changed by the sublayers that were skipped."""
+        """Return the tokens that a layer reads. A skipped attention or MLP sublayer changes
+        them.
+        """
         if not low and any(at < layer for at, _ in skipped):
             last = [(token + 1) % self.vocab_size for token in last]
         if layer not in run:
@@ -346,11 +348,11 @@ class TableDecoder(Decoder):
         self.layers = (*self.layers[:-1], self.table)
 
     def previous_token(self, state: TableState, row: int) -> int:
-        """Return the previous token of a row."""
+        """Return the id of the token before a row's token in its sequence or branch."""
         return self.read_token(state, state.rows[row].parent)
 
     def read_token(self, state: TableState, row: int) -> int:
-        """Return the token of a row. If the row's position is wrong, return another token."""
+        """Return the id of a row's token. If the row has a wrong position, return another id."""
         if row < 0:
             return 0
         cached = state.rows[row]
@@ -363,7 +365,7 @@ class TableDecoder(Decoder):
 
 
 class RecurrentTableState(RecurrentState):
-    """State of a recurrent table: all rows that it processed."""
+    """State of a recurrent table model: all rows that the model processed."""
 
     left_out = 0
 
@@ -389,7 +391,9 @@ class RecurrentTableState(RecurrentState):
 
 
 class RecurrentTable(TableDecoder):
-    """A table with a recurrent state, which can only be rolled back to the end of a forward."""
+    """A table model with a recurrent state. The state can be rolled back only to the end of a
+    forward.
+    """
 
     trees = False
 
@@ -398,7 +402,7 @@ class RecurrentTable(TableDecoder):
         return RecurrentTableState(n_seqs, capacity)
 
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """See `Decoder`. Only whole forwards over chains."""
+        """Run a forward over a chain of tokens. Trees and partial forwards are rejected."""
         state, layers = model_input.state, model_input.layers
         if model_input.mask is not None or layers not in (None, (0, self.n_layers)):
             raise trees_fault(self)
@@ -425,7 +429,10 @@ class TrainableTable(nn.Module):
 
 
 def _rows(table: Tensor, before: Sequence[int], last: Sequence[int]) -> Tensor:
-    """Return entries [n, V] of a table. NumPy indexes twice as fast as torch."""
+    """Return entries [n, V] of a table, by the token before and the last token of each text.
+
+    NumPy is used because it looks them up twice as fast as torch.
+    """
     return torch.from_numpy(table.numpy()[before, last])
 
 
@@ -476,7 +483,9 @@ def _look_ahead_rows(
 
 
 def _parents(mask: Tensor, start: int) -> list[int]:
-    """Return for each new row the last other row that it attends to, -1 if none."""
+    """Return, for each new row, the index of the last other row that it attends to. -1 means
+    none.
+    """
     n, width = mask.shape
     first = start + n - width  # the row of column 0
     found = []
@@ -500,7 +509,7 @@ def random_table(vocab: int, seed: int, scale: float = 1.0) -> Tensor:
 
 
 def peaked_table(vocab: int, seed: int) -> Tensor:
-    """Return a table in which one token has a probability over 0.98 in every row."""
+    """Return a table in which, after every text, one token has a probability over 0.98."""
     table = random_table(vocab, seed)
     return table.scatter_add(-1, table.argmax(-1, keepdim=True), torch.full_like(table, 6.0))
 
@@ -563,7 +572,7 @@ def wide_pair(vocab: int, seed: int = 21) -> TablePair:
 
 
 def random_line(n: int, seed: int) -> Tensor:
-    """Return random float64 numbers [n]."""
+    """Return a vector of n random float64 numbers."""
     generator = torch.Generator().manual_seed(seed)
     return 1.5 * torch.randn(n, generator=generator, dtype=torch.float64)
 
@@ -658,7 +667,7 @@ def find_wrong_rows(
 
 
 def _find_wrong_selected_rows(state: TableState, due: Sequence[int]) -> str | None:
-    """Return a description of wrong rows in a state with selected rows, or None."""
+    """Return a description of wrong rows in a state of which only some rows were kept, or None."""
     for at, row in enumerate(state.rows):
         if row.position >= len(due):
             return f"row {at} is at position {row.position} of {len(due)} committed tokens"

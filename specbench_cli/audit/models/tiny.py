@@ -42,7 +42,11 @@ CPU = torch.device("cpu")
 
 
 class PlainOutput(NamedTuple):
-    """Output of plain decoding: ids, and the smallest logit margin over the second-best token."""
+    """Output of decoding without speculation.
+
+    It contains the token ids, and the smallest difference between the logits of the best and the
+    second-best token.
+    """
 
     ids: list[int]
     margin: float
@@ -72,14 +76,20 @@ class TinyModels:
         memory: Memory | None = None,
         peer: bool = False,
     ) -> ObservedSession:
-        """Return a session on a prompt. `peer`: the method decodes with another program."""
+        """Return a session on a prompt.
+
+        Args:
+            peer: True if the method decodes with the program of another project.
+        """
         stop = StopRule(frozenset(eos), budget)
         request = Request(f"tiny/{prompt}", 0, self.prompts[prompt], stop)
         kind = ObservedPeerSession if peer else ObservedSession
         return kind(self.workspace, request, sampling, memory=memory)
 
     def outputs_without_ties(self, sampling: Sampling) -> Iterator[tuple[int, list[int]]]:
-        """Yield (prompt number, plain output) of the prompts without near-ties."""
+        """Yield (prompt number, output of plain decoding) for prompts without near-ties between
+        tokens.
+        """
         for prompt, plain in enumerate(_decode_plainly(self, sampling)):
             if plain.margin > MIN_MARGIN:
                 yield prompt, plain.ids
@@ -143,7 +153,11 @@ def _random_llama() -> Any:
 
 
 def _add_noise(module: Any, share: float = 0.1) -> Any:
-    """Return a copy with noise on each matrix, relative to its standard deviation."""
+    """Return a copy of a module with noise on each weight matrix.
+
+    Args:
+        share: standard deviation of the noise, relative to that of the matrix.
+    """
     copied = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(2)
     for weight in copied.parameters():
@@ -183,7 +197,7 @@ def _decode_plainly(models: TinyModels, sampling: Sampling) -> list[PlainOutput]
 
 
 def warpers(sampling: Sampling) -> Iterator[Any]:
-    """Yield the warpers of transformers in its order."""
+    """Yield the logits warpers of transformers, in the order in which transformers applies them."""
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     yield TemperatureLogitsWarper(sampling.temperature)

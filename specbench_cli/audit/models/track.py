@@ -42,8 +42,8 @@ def track_pair(
     size = 1 + max(*bases, *START)
     vocab = size * choices
     generator = torch.Generator().manual_seed(seed)
-    # Features are logits. The single logit of a "sure" row is different at each place, so that a
-    # head can identify the place.
+    # The features of a text are its logits. At a "sure" place only one logit counts, so it gets a
+    # different value at each place. From this value a head can identify the place.
     named = torch.arange(vocab * vocab, dtype=torch.float64).view(vocab, vocab) / vocab**2
     target = torch.full((vocab,) * 3, -math.inf, dtype=torch.float64)
     target[..., 0] = named
@@ -67,9 +67,11 @@ def track_pair(
 
 
 def _bases(n: int) -> Sequence[int]:
-    """Return n numbers below the smallest sufficient prime; no pair of neighbours occurs twice.
+    """Return n numbers in which no pair of neighbours occurs twice.
 
-    The pair (1, 0) does not occur, because the prompt ends with it.
+    All numbers are below the smallest prime that suffices. The pair (1, 0) does not occur, because
+    the
+    prompt ends with it.
     """
     size = next(
         size

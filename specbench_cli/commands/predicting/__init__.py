@@ -1,1 +1,3 @@
-"""Modes of `specbench predict`: probe, roofline model, load, and other settings."""
+"""The modes of `specbench predict`: measure forwards, use a roofline model, simulate load or
+settings.
+"""

@@ -1,4 +1,4 @@
-"""`specbench predict --probe`: measure the costs of single forwards and store them."""
+"""`specbench predict --probe`: measure how long single model forwards take, and store the times."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ HOST_PROMPTS = 24
 
 
 def probe(given: dict[str, Any], options: PredictOptions, check: permission.Check) -> ExitCode:
-    """Measure forward costs on this machine, store and print them.
+    """Measure the times of model forwards on this machine, store them and print them.
 
     Args:
-        given: the options that are settings of a run.
+        given: those options of the command that are settings of a run.
         options: all options of the command.
-        check: raises UsageError for plug-ins in `specbench.yaml` that the user did not permit.
+        check: function that raises UsageError for plug-ins in `specbench.yaml` that the user did
+            not permit.
     """
     config = _make_config(given, options.methods, options.set, check)
     # Validate first: importing torch takes a second.
@@ -64,7 +65,7 @@ def probe(given: dict[str, Any], options: PredictOptions, check: permission.Chec
 
 
 def _measure_rounds(bench: Bench, plan: Plan, options: PredictOptions) -> ProbeResult:
-    """Measure all rounds of a probe and return the times.
+    """Measure all rounds of a probe, each of which times every kind of forward. Return the times.
 
     Raises:
         EnvironmentFault: other processes used too much CPU.
@@ -113,10 +114,14 @@ def _make_config(
     sets: Sequence[str],
     check: permission.Check,
 ) -> RunConfig:
-    """Return settings of a run with the models to probe and all methods whose heads to time."""
+    """Return the settings of a run from which the probe takes its models and methods.
+
+    The methods are all those whose heads the probe times.
+    """
     from specbench_cli.models.resolve import resolve
 
-    # The target and the heads of plug-ins are timed in the same process, so no isolation.
+    # The probe times the target and the heads of plug-ins in one process. So plug-ins do not get a
+    # process of their own.
     fixed = {"tasks": ["mini"], "limit": HOST_PROMPTS, "category": [], "isolation": "none"}
 
     def load_config(names: Sequence[str], sets: Sequence[str]) -> RunConfig:
@@ -144,11 +149,12 @@ def _make_config(
 
 
 def _methods_with_heads(kinds: frozenset[str], has_draft: bool) -> list[str]:
-    """Return the built-in methods that need no heads other than those of these kinds.
+    """Return the built-in methods that can run with these kinds of heads.
 
     Args:
         kinds: Kinds of heads that specbench ships for the target.
-        has_draft: True if there is a draft model, which methods may then need.
+        has_draft: True if there is a draft model. Otherwise methods with a draft model are left
+            out.
     """
     if not kinds:
         return []

@@ -1,6 +1,7 @@
 """`specbench predict --hardware`: predict a run's times with a roofline model of an accelerator.
 
-The model computes each forward's time from the accelerator's bandwidth and peak FLOPs.
+The roofline model computes the time of each forward from the accelerator's memory bandwidth and its
+peak FLOPs.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ DTYPE = "bfloat16"
 
 
 def roofline_from_options(options: PredictOptions) -> Roofline | None:
-    """Return the roofline model that the options describe, or None without such options.
+    """Return the roofline model that the command-line options describe.
+
+    Return None if no option asks for one.
 
     Raises:
-        UsageError: only some of the options are given, or a name is unknown.
+        UsageError: some of the options are missing, or a name is unknown.
     """
     from specbench_cli.predict.accelerators import Roofline
 
@@ -77,10 +80,11 @@ def predict(run: RunDir, roofline: Roofline, json: bool) -> ExitCode:
 
 
 def under_load(run: RunDir, roofline: Roofline) -> Costs:
-    """Return the forward costs for a simulation under load, up to the roofline's batch size.
+    """Return the forward costs for a simulation of load, up to the batch size of the roofline
+    model.
 
     Raises:
-        UsageError: The batch does not fit into memory with the run's longest text.
+        UsageError: A batch of the run's longest texts does not fit into the accelerator's memory.
     """
     records = list(run.records())
     prompts = {(each.prompt_id, each.turn): len(each.ids) for each in run.prompts()}
@@ -92,7 +96,7 @@ def under_load(run: RunDir, roofline: Roofline) -> Costs:
 
 
 def facts(roofline: Roofline) -> dict[str, Any]:
-    """Return a description of the modelled hardware and models for JSON output."""
+    """Return the modelled hardware and models as a dictionary for JSON output."""
     device = roofline.accelerator
 
     def shape(role: str) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 """`specbench predict` with --load or --sweep: simulate a run under load or with other settings.
 
-The simulation uses the acceptance that the run recorded and the measured costs of forwards.
+The simulation uses the draft tokens that the run accepted, and measured times of model forwards.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class LoadPrediction(NamedTuple):
-    """Latency and throughput of a run's methods under load, simulated and measured.
+    """Latency and throughput of a run's methods under load: simulated, and measured if available.
 
     Attributes:
-        run: Run whose recorded outputs are simulated.
-        probes: Costs of each probe. The first one is used for the prediction.
-        roofline: Modelled hardware. None means measured costs.
-        size: Batch size: maximum number of sequences in a step.
+        run: The run whose recorded outputs are simulated.
+        probes: Measured forward costs, one item per probe. The simulation uses each as one repeat.
+        roofline: Model of the hardware. None means that the costs were measured.
+        size: Batch size, the maximum number of sequences in a step.
         modelled: Simulated results.
-        measured: Results of the run that were measured under the same load.
-        missing: Reason why a method was not simulated, by its label.
+        measured: Results that the run measured under the same load.
+        missing: For each method that was not simulated, the reason, by the method's label.
     """
 
     run: RunDir
@@ -43,7 +43,13 @@ class LoadPrediction(NamedTuple):
     missing: Mapping[str, str]
 
     def total(self, counter: str) -> int:
-        """Return the sum of a counter over the probes: "forwards" or "extrapolated"."""
+        """Return a counter's sum over all probes.
+
+        Args:
+            counter: "forwards" for all simulated forwards, or "extrapolated" for those whose cost
+                was
+                extrapolated.
+        """
         return sum(getattr(each, counter) for each in self.probes)
 
 
@@ -95,7 +101,7 @@ def _predict_load(
 
 
 def _as_dict(prediction: LoadPrediction) -> dict[str, Any]:
-    """Return a prediction under load for JSON."""
+    """Return a load prediction as a dictionary for JSON output."""
     from specbench_cli.commands.predicting import roofline as elsewhere
     from specbench_cli.predict.run_costs import find_difference
     from specbench_cli.summary import load as table
@@ -119,7 +125,7 @@ def _as_dict(prediction: LoadPrediction) -> dict[str, Any]:
 
 
 def _lines(prediction: LoadPrediction) -> list[str]:
-    """Return a prediction under load as lines of text."""
+    """Return a load prediction as lines of text."""
     from specbench_cli.report.terminal.table import load_lines
     from specbench_cli.summary import load as table
 
@@ -142,7 +148,9 @@ def _lines(prediction: LoadPrediction) -> list[str]:
 
 
 def _head(prediction: LoadPrediction) -> list[str]:
-    """Return the first lines of the output: batch size, and where the costs come from."""
+    """Return the heading lines of a load prediction: batch size, and source of the forward
+    costs.
+    """
     if prediction.roofline is not None:
         from specbench_cli.report.terminal.prediction import roofline_head
 
@@ -162,7 +170,7 @@ def _batch_note(size: int) -> str:
 
 
 def predict_settings(name: str, options: PredictOptions) -> ExitCode:
-    """Predict and print the times of a run's methods with other settings."""
+    """Predict and print the times that a run's methods would have with other settings."""
     from specbench_cli.config.sources import from_sweeps
     from specbench_cli.measure.costs import Costs
     from specbench_cli.predict.run_costs import check_models, find_difference, load_costs

@@ -1,4 +1,4 @@
-"""Code shared by the commands of `specbench train`: recipes, progress bars and loss curves."""
+"""Code shared by the commands of `specbench train`: schedules, progress bars and loss curves."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -52,13 +52,16 @@ def prepare_recipes(
     sequences: int | None = None,
     lr: float | None = None,
 ) -> "list[Plan]":
-    """Return the recipes adapted to the options. Delete checkpoints that are not resumed.
+    """Return the training schedules, changed as the command-line options require.
+
+    Delete old checkpoints, unless the training is resumed.
 
     Args:
+        recipes: the default training schedule of each model.
         scale: Factor for the number of training steps.
         smoke: True for a smoke test of a few steps.
-        tokens: Number of training tokens per recipe, instead of `scale`.
-        sequences: Batch size in sequences. The number of training tokens does not change.
+        tokens: Number of training tokens per model. If given, `scale` is not used.
+        sequences: Batch size in sequences. It does not change the number of training tokens.
         lr: Peak learning rate.
     """
     from dataclasses import replace
@@ -108,7 +111,9 @@ def check_model(out: Path, name: str) -> None:
 
 
 def check_outputs(folder: Path, *names: str) -> None:
-    """Raise UsageError if a file of these names exists that specbench did not write."""
+    """Raise UsageError if one of these files exists in the folder and specbench did not write
+    it.
+    """
     for name in names:
         files.check_listed(folder / name)
 
@@ -128,7 +133,7 @@ def delete_work(out: Path, name: str) -> None:
 
 
 def _is_curves(content: bytes) -> bool:
-    """Return True if some file content is a `training_curve.json` that `finish` wrote."""
+    """Return True if `content` is that of a `training_curve.json` file that specbench wrote."""
     found = files.json_object(content)
     return bool(found) and all(
         isinstance(each, dict) and "curve" in each for each in found.values()
@@ -136,7 +141,11 @@ def _is_curves(content: bytes) -> bool:
 
 
 def resolve_pair(target: str, draft: str | None) -> "tuple[Checkpoint, Checkpoint]":
-    """Return the target and draft models. Raise UsageError if the target has no draft model."""
+    """Return the target and draft models. Without `draft`, use the target's default draft model.
+
+    Raises:
+        UsageError: the target has no default draft model.
+    """
     from specbench_cli.models import resolve
 
     found = resolve(target)
@@ -147,7 +156,11 @@ def resolve_pair(target: str, draft: str | None) -> "tuple[Checkpoint, Checkpoin
 
 
 def choose_device(name: str) -> "torch.device":
-    """Return the device to train on for "auto", "cpu" or "cuda"."""
+    """Return the device to train on.
+
+    Args:
+        name: "cpu", "cuda", or "auto", which means CUDA if this machine has it.
+    """
     import torch
 
     has_cuda = torch.cuda.is_available()
@@ -157,7 +170,10 @@ def choose_device(name: str) -> "torch.device":
 
 
 class Bars:
-    """Progress bars. A trainer calls the object with a model's name and a point of its curve."""
+    """Progress bars of a training, one per model.
+
+    A trainer calls the `Bars` object with a model's name and the newest point of its loss curve.
+    """
 
     def __init__(self, shown: Progress) -> None:
         self._shown, self._tasks = shown, dict[str, TaskID]()
@@ -166,7 +182,9 @@ class Bars:
         self._update(name, point.step, point.steps, f"loss {point.loss:.3f}")
 
     def count(self, name: str, done: int, of: int | None) -> None:
-        """Show a count, such as the number of replies. `of` is the total, or None if unknown."""
+        """Show how many items, such as replies, are done. `of` is their total, or None if
+        unknown.
+        """
         self._update(name, done, of, "")
 
     def _update(self, name: str, done: int, of: int | None, more: str) -> None:
@@ -216,14 +234,14 @@ def finish(results: "Mapping[str, TrainingResult]", out: Path) -> None:
 
 
 def _draw(facts: "Mapping[str, dict[str, Any]]", path: Path) -> None:
-    """Draw all curves of a folder."""
+    """Draw the loss curves of all models in a folder."""
     from specbench_cli.report.figures.training import draw_curves
 
     draw_curves(facts, path)
 
 
 def _thin_curve(curve: "list[TrainingPoint]") -> list[dict[str, float]]:
-    """Return a curve reduced to about `CURVE_POINTS` points, each a mean over neighbours."""
+    """Return a loss curve reduced to about `CURVE_POINTS` points. Each is a mean of neighbours."""
     width = max(1, len(curve) // CURVE_POINTS)
     ends = range(len(curve), 0, -width)
     parts = [curve[max(0, end - width) : end] for end in reversed(ends)]

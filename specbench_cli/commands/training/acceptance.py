@@ -59,7 +59,7 @@ def specdec(options: AcceptanceOptions) -> None:
 
 
 def _write_calibration(result: AcceptanceResult, rejection_weight: float, out: Path) -> None:
-    """Write and draw how well predicted acceptance probabilities match observed rates."""
+    """Store and draw how well the head's acceptance probabilities match the observed acceptance."""
     from specbench_cli.report.figures.training import draw_calibration
 
     facts = {

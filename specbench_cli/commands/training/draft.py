@@ -80,7 +80,7 @@ def _check_combination(options: DraftOptions) -> None:
 
 
 def _name(loss: str, options: DraftOptions) -> str:
-    """Return the folder name of the draft models trained with a loss."""
+    """Return the name of the folder for draft models that are trained with this loss."""
     samples = options.teacher_samples
     name = loss if samples == "target" else f"{loss}-{samples}"
     return name + ("-sorted" if options.exits else "")
@@ -95,7 +95,7 @@ def _align(
     place: torch.device,
     problems: list[Chat],
 ) -> AlignResult:
-    """Train one draft model with a loss, and write its training curve."""
+    """Train one draft model with one loss, and write its training curve."""
     from specbench_cli.training.align import make_alignment
 
     folder = options.out / f"seed-{seed}"

@@ -31,9 +31,10 @@ def make_trainer(
 
     Args:
         options: options of the command.
-        report: called with a model's name and each point of its training curve.
-        counts: called with the number of replies generated so far.
-        head_kind: kind of head. The trainer stores the target's hidden states that it reads.
+        report: function to call with a model's name and each new point of its loss curve.
+        counts: function to call with the number of replies generated so far.
+        head_kind: kind of head to train. The trainer stores those hidden states of the target that
+            this kind reads.
     """
     from specbench_cli.models import resolve
     from specbench_cli.training.corpus import load_gsm8k
@@ -161,7 +162,7 @@ def _make_command(name: str, what: str, more: str) -> Callable[[], None]:
 def train_head(
     trainer: HeadTrainer, kind: Kind, schedule: Schedule, options: HeadOptions
 ) -> HeadResult:
-    """Train a head of a kind with a schedule, scaled by the options. Return the result."""
+    """Train a head of one kind. The options change its training schedule. Return the result."""
     (scaled,) = shared.prepare_recipes(
         (schedule,),
         options.steps_scale,
@@ -186,7 +187,10 @@ COMMANDS = tuple(_make_command(name, *said) for name, said in KINDS.items())
 
 
 def resolve_kind(name: str) -> Kind:
-    """Return the head class for the name of a kind, or for the name of a method with one head.
+    """Return the head class for a kind of head.
+
+    Args:
+        name: Name of the kind, or name of a method that has exactly one trainable head.
 
     Raises:
         UsageError: The name is unknown, or the method does not have exactly one trainable head.

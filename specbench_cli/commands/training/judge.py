@@ -1,6 +1,6 @@
 """`specbench train judge`: train a Judge Decoding head.
 
-The head predicts which draft tokens differ from the target's but are still correct.
+The head predicts which draft tokens are correct although the target would choose other tokens.
 """
 
 from __future__ import annotations
@@ -62,7 +62,11 @@ def _mine_labels(
     tokenizer: PreTrainedTokenizerFast,
     questions: list[JudgeQuestion],
 ) -> MinedTokens:
-    """Generate training labels from questions. Raise UsageError if all labels are equal."""
+    """Generate labelled training tokens from questions.
+
+    Raises:
+        UsageError: all tokens have the same label, so the head cannot learn from them.
+    """
     from specbench_cli.engine.models.load import load_decoder
     from specbench_cli.training.corpus import Encoder
     from specbench_cli.training.heads.judge import mine_labels
@@ -102,7 +106,7 @@ def _show(quality: JudgeQuality, mined: int) -> None:
 
 
 def make_questions(tokenizer: PreTrainedTokenizerFast, seed: int, n: int) -> list[JudgeQuestion]:
-    """Return generated training questions, with the scorers of the task `mini`."""
+    """Return n generated questions of the task `mini` for training, with their scorers."""
     from specbench_cli.tasks import Question, load_task
     from specbench_cli.training import generated
     from specbench_cli.training.corpus import Encoder

@@ -1,4 +1,6 @@
-"""`specbench train specee`: train SpecEE's predictors, which decide at which layer to exit."""
+"""`specbench train specee`: train SpecEE's predictors, which decide after which layer to exit
+early.
+"""
 
 from __future__ import annotations
 
