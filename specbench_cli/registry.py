@@ -275,8 +275,9 @@ def resolve(name: str) -> str:
 
 
 def lossless_methods() -> list[str]:
-    """Return the names of the built-in lossless methods, except those that other projects
-    implement.
+    """Return the names of the lossless methods that specbench itself implements.
+
+    Methods that call another project, such as an inference server, are left out.
     """
     return [
         name

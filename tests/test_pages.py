@@ -177,6 +177,7 @@ REPLACEMENTS = {
     "qwen3-8b": None,
     "llama-3-8b": None,
     "-m sps,eagle2,eagle3,pld": "-m sps,pld",
+    "head=heads/bottleneck": "head=smoke/bottleneck",
 }
 """Parts of commands that need downloads or long runs, with a replacement.
 

@@ -7,10 +7,11 @@ successor of Clover (Clover-2, arXiv:2408.00264, github.com/XiaoBin1992/clover).
 
 Augmenting block: one Llama layer over the target's hidden states. Its output is the state s_0.
 
-Regressive attention: a token y and the state s give the next state s' = s + concat_a(cos(q_a, k_a)
-v_a), where q = W_q norm(s), k = W_k e(y), v = W_v e(y), e(y) is the embedding of y, and a counts
-the attention heads. The cosine gates an attention head. The target's output matrix predicts the
-next token from norm(s' + W_o [s', e(y)]). All draft steps use the same weights.
+Regressive attention: a token y and the state s give the next state
+s' = s + concat_i(cos(q_i, k_i) v_i), where q = W_q norm(s), k = W_k e(y), v = W_v e(y), e(y) is the
+embedding of y, and the index i runs over the attention heads. The cosine scales the value of its
+attention head. The target's output matrix predicts the next token from norm(s' + W_o [s', e(y)]).
+All draft steps use the same weights.
 """
 
 from __future__ import annotations

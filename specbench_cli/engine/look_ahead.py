@@ -128,15 +128,15 @@ class LookAheadRows:
 
 
 def append_branches(mask: Tensor, positions: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Append a chain of k rows after each of n rows. Return the new mask and positions.
+    """Add to each of n rows a chain of k rows that continues it. Return the new mask and positions.
 
     Args:
         mask: Bool mask [n, n]: which row attends to which row.
         positions: Positions [n] of the rows.
 
     Returns:
-        A pair: the mask [n + n k, n + n k] and the positions [n + n k]. The first n rows are the
-            given rows, and the chains follow.
+        A pair: the mask [n + n k, n + n k] and the positions [n + n k]. The n given
+            rows come first, then the chain of row 0, then that of row 1, and so on.
     """
     n, device = len(mask), mask.device
     visibility = mask.new_zeros(n + n * k, n + n * k)

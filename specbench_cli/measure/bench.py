@@ -286,7 +286,10 @@ class Bench:
         return module
 
     def encode_prompt(self, question: Question, answers: Sequence[Sequence[int]] = ()) -> list[int]:
-        """Return the token ids of a prompt: the first turns of a question, with their answers.
+        """Return the token ids of the prompt for one turn of a question.
+
+        The prompt has all earlier turns with their answers, and then this turn. The number of
+        answers determines the turn.
 
         Args:
             question: The question, which may have several turns.

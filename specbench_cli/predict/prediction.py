@@ -203,7 +203,10 @@ def _host_kind(trace: Trace, trees: bool, costs: Costs) -> str:
 def _unpredictable_reason(
     record: Record, manifest: Mapping[str, Any], costs: Sequence[Costs], against: Costs | None
 ) -> str | None:
-    """Return why a record cannot be replayed and the command that helps. None if it can be."""
+    """Return the reason why a record cannot be replayed, with a command that solves the problem.
+
+    Return None if the record can be replayed.
+    """
     if record.error is not None:
         return "failed"
     if record.forwards is None or record.steps is None:

@@ -158,7 +158,8 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "pipe2": (293, 59),
     "fcntl": (72, 25),
     "ioctl": (16, 29),
-    # Calls that are skipped and report success. The answer's folder is only in memory.
+    # System calls that do nothing and report success. This is safe, because the folder in which the
+    # model's answer runs exists only in memory.
     "fsync": (74, 82),
     "fdatasync": (75, 83),
     "msync": (26, 227),

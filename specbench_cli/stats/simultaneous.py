@@ -27,10 +27,10 @@ def find_different_pairs(
     """Return which pairs of k methods differ significantly, at a simultaneous confidence level.
 
     The result [k, k] is symmetric with a False diagonal. It is all False if there is only one
-    question, or if too many passes lack a method.
+    question, or if too many resamples have no result of some method.
 
     Args:
-        methods: Indices of the methods to compare, in this order. None compares all.
+        methods: Indices of the methods to compare, in this order. None means all methods.
     """
     compared = np.arange(len(bootstrap.theta)) if methods is None else np.array(methods, np.intp)
     result = np.zeros((len(compared), len(compared)), dtype=bool)

@@ -171,7 +171,7 @@ class MethodOutputs:
 
     @cached_property
     def committed(self) -> list[int]:
-        """Number of tokens that the steps of an output committed, for each output."""
+        """For each output, the number of tokens that its steps committed."""
         return [sum(s.committed) for s in self.steps]
 
     @cached_property

@@ -105,7 +105,11 @@ def _cases(subject: AuditSubject) -> Iterator[tuple[MethodParams, int, Case]]:
 
 
 def long_case_for(subject: AuditSubject, rule: Rule) -> Case:
-    """Return a case whose prompt and output are longer than the numbers in the method's code."""
+    """Return a case with a long prompt and a long output.
+
+    Both have more tokens than each integer constant in the method's code, such as a window size. So
+    the case exceeds every limit that the method has.
+    """
     prompt = subject.exceed_constants(LONG_PROMPT, 2_000)
     return long_case(rule, prompt, subject.exceed_constants(LONG_OUTPUT, 500))
 
@@ -224,7 +228,7 @@ def check_batch(subject: AuditSubject) -> list[Finding]:
     """Check that outputs and states in a batch equal those of each sequence alone.
 
     Sequences have different lengths and drafts, and join and leave at different times. Steps must
-    be equal too, unless the method learns or adapts its draft to the batch size.
+    be equal too, unless the method learns from outputs, or adapts its draft to the batch size.
     """
     if not subject.method(subject.variants[0]).batches:
         return []

@@ -42,8 +42,9 @@ def track_pair(
     size = 1 + max(*bases, *START)
     vocab = size * choices
     generator = torch.Generator().manual_seed(seed)
-    # The features of a text are its logits. At a "sure" place only one logit counts, so it gets a
-    # different value at each place. From this value a head can identify the place.
+    # The features of a text are its logits. At a place where the next token is certain, all logits
+    # but one are -inf, and the value of that one is free. It is different at each place, so that a
+    # head can identify the place.
     named = torch.arange(vocab * vocab, dtype=torch.float64).view(vocab, vocab) / vocab**2
     target = torch.full((vocab,) * 3, -math.inf, dtype=torch.float64)
     target[..., 0] = named

@@ -256,10 +256,11 @@ class Lenient(AcceptRule):
 
 @dataclass(frozen=True)
 class RandomAccept(AcceptRule):
-    """Control for accept rules: it keeps rejected tokens at random, at a fixed rate.
+    """Random baseline that other accept rules are compared with.
 
-    In a tree, one random draw decides about all children of a node. So the share of levels that are
-    kept does not depend on the number of children.
+    It keeps a rejected token with a fixed probability. If all children of a tree node are rejected,
+    one random draw decides whether one of them is kept. So the probability to keep a level does not
+    depend on the number of children.
     """
 
     rate: float

@@ -1,6 +1,7 @@
-"""Drafters in a thread of this process. For example, target and draft model share one GPU.
+"""Drafters that run in a thread of this process.
 
-Each of them then has its own CUDA stream.
+They are used, for example, if the target and the draft model share one GPU. Each of the two models
+then has its own CUDA stream.
 """
 
 from __future__ import annotations

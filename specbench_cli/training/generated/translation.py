@@ -41,7 +41,8 @@ def german_past(d: Draw) -> FilledTemplate:
 
 @skill("translation", "en-de", *TO_GERMAN)
 def german_fronted(d: Draw) -> FilledTemplate:
-    """Ask for a translation to German, in the past tense. Sentences start with the time."""
+    """Ask for a translation to German, in the past tense. Sentences start with a time, as
+    "yesterday"."""
     return to_german(d, "past", fronted=True)
 
 
