@@ -109,7 +109,8 @@ class Osd(DraftModelMethod):
         buffer.append((list(session.tokens()), self.places, self.distributions))
         if len(buffer) < self.params.every:
             return
-        # Step 6: The logits at one position predict the token at the next position.
+        # Step 6: Train the draft model at the rejected positions. The logits at one position
+        # predict the token at the next position, so positions are shifted by one.
         num_rejected = sum(len(places) for _, places, _ in buffer)
         for ids, places, distributions in buffer:
             if places:

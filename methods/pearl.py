@@ -138,7 +138,8 @@ class Pearl(Method):
             drafter.send(Message((kept_length, window, *new_tokens)))
             # Step 2: Run the target on the pending tokens.
             rows = session.score(session.chain(pending, distributions))
-            # Step 3: Verify the pending tokens and the first token of the window.
+            # Step 3: Verify the draft tokens left from the last step, and the first token of the
+            # new draft window.
             drafted = drafter.receive()
             if drafted.rows is not None:
                 distributions = torch.cat(

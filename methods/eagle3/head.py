@@ -191,8 +191,8 @@ class Eagle3(JoinedHead):
         return rows, normed if self.norm_first else features
 
     def make_output(self, rows: Tensor) -> HeadOutput:
-        """Return the output of the layer as the next feature, and its norm as input of the output
-        matrix.
+        """Return the layer's output as the next feature, and the same rows after RMSNorm as the
+        input of the LM head.
         """
         return HeadOutput(rows, self.norm(rows))
 

@@ -92,5 +92,6 @@ class Hydra(Method):
         how: DrawMode = (
             "deterministic" if self.params.children == "likeliest" else "without_replacement"
         )
-        # A node's head reads the input of its parent's head and the node's own token.
+        # The input of a node's head is the input of its parent's head, extended by the node's own
+        # token.
         return fill(tree, self.levels, self.levels.begin(), session, how=how).draft

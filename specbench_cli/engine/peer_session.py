@@ -16,7 +16,8 @@ from specbench_cli.former_names import renamed_members
 class PeerSession(Session):
     """Session of a request that a peer decodes. A peer runs another project's implementation.
 
-    The peer gets the model and tokenizer of transformers, and passes the decoded tokens to `adopt`.
+    The peer gets the model and tokenizer of transformers, and passes the decoded tokens to
+    `adopt_tokens`.
 
     Attributes:
         counts: Counts that the peer reports (`count`), if it does not report steps.
@@ -83,6 +84,7 @@ class PeerSession(Session):
             self.adopt(Outcome((), rest, tuple(plain), 0), last)
 
     def count(self, **counted: float) -> None:
-        """Store counts that the peer reports, such as the numbers of drafted and
-        accepted tokens."""
+        """Store counts that the peer, another project's implementation, reports. Examples are the
+        numbers of drafted and accepted tokens.
+        """
         self.counts |= counted

@@ -115,7 +115,9 @@ class Harness:
         return self._session._scoring
 
     def step_cost(self, sequences: int, rows: int, even: bool = True) -> float:
-        """Return the time of a step without drafting, in the unit of `verify_cost`.
+        """Return the time of a step, not counting the time for drafting.
+
+        The unit is that of `verify_cost`.
 
         Args:
             sequences: Number of sequences in the step.

@@ -29,12 +29,12 @@ from specbench_cli.engine.workspace import Workspace
 
 
 class Watch:
-    """Monitor of the decoding of one request or batch.
+    """Monitor of the decoding of one request or batch: its times, and the models that ran.
 
     Args:
         workspace: Workspace with all models that may run.
-        memory: Data that the method keeps between prompts. Its trainable copies of models may run
-            too.
+        memory: Data that the method keeps between prompts. Trainable copies of models in it are
+            monitored too, because the method may run them.
 
     Attributes:
         began_ns, ended_ns: Begin and end of the decoding, in ns of the monotonic clock.

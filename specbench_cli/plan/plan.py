@@ -206,7 +206,8 @@ class Plan:
 
         An output that the run wrote and that was removed is missing. An output that the run skipped
         is not missing, if one of these statements is true:
-        - its method was left out or dropped, or all methods except vanilla were dropped;
+        - its method was left out before the run or dropped during the run, or all methods except
+          vanilla were dropped;
         - its prompt was not started before the limit of --stop-after;
         - vanilla failed on an earlier turn of the conversation.
 

@@ -872,7 +872,7 @@ def list_runs(root: Path = RUNS) -> list[Path]:
     """Return the folders of all runs that were started in the current folder and still exist.
 
     Runs in `root` come first, then runs in other folders. Both groups are sorted by name. The runs
-    of a matrix are included.
+    of a matrix (several targets or drafts, one run each) are included.
     """
     usual = {file.parent for name in (_MANIFEST, matrix.MATRIX) for file in root.glob(f"*/{name}")}
     others = {Path(os.path.normpath(root / place)) for place in _read_other_folders(root) if place}

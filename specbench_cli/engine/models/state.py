@@ -383,7 +383,7 @@ class RecurrentState(State):
         return self._snapshots[seq][-1].cache
 
     def write(self, seq: int, n: int, cache: Any) -> None:
-        """Store a snapshot of the cache after n more tokens."""
+        """Store a snapshot of the cache, which now has n more tokens than the previous snapshot."""
         length = self.length(seq) + n
         if length > self.capacity:
             raise ValueError(f"{length} tokens do not fit into a state of {self.capacity} rows")

@@ -564,8 +564,8 @@ class StateCacheLayer(CacheLayerMixin):
         return self._keys[lines, :, :longest], self._values[lines, :, :longest]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of columns of the attention mask, and the row index of its first
-        column.
+        """Return the number of columns of the attention mask, one per key, and the position in the
+        KV cache of the first key.
         """
         return max(self._starts) + query_length, 0
 
