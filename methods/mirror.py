@@ -112,8 +112,8 @@ class Mirror(Method):
                 wide = min(width + 1, target.vocab_size)
                 best, _ = session.candidates(half.early_logits, wide, ahead=range(draft.nodes + 1))
                 # Step 3: While the target runs its remaining layers, the draft worker prepares a
-                # window for each likely outcome. An outcome is the number of accepted tokens and
-                # the token after them.
+                # window (the next draft tokens) for each likely outcome of the verification. An
+                # outcome is the number of accepted tokens and the token after them.
                 windows.prepare(
                     guess_outcomes(best, windows.ids, width, session.max_draft_length())
                 )

@@ -37,11 +37,11 @@ class OmniDraft(Method):
     """OmniDraft: merges draft tokens that together have the text of one target token.
 
     The cache contains n-grams: sequences of draft tokens with the text of one target token.
-    Lossless because q, which verification uses, is the distribution from which a token is drawn.
-    The longest cached n-gram at the start of the draft model's continuation becomes one target
-    token. Without an n-gram, the first draft token is used. A token x is accepted with probability
-    min(1, p(x)/q(x)); a rejected token is replaced by a draw from norm(max(p - q, 0)), where p is
-    the target's distribution.
+    Lossless because q, which verification uses, is the distribution from which a token is drawn. q
+    gives probability to tokens of both vocabularies (shared tokens), and to the target tokens of
+    cached n-grams at the start of the draft model's continuation. A token x is accepted with
+    probability min(1, p(x)/q(x)); a rejected token is replaced by a draw from norm(max(p - q, 0)),
+    where p is the target's distribution.
     Differs from the paper: the probability of an n-gram is subtracted from that of the token that
     begins it. Only n-grams along the draft model's most likely tokens are considered, because
     others need further forwards. N-grams of the prompt are cached too. The draft model does not
@@ -54,7 +54,8 @@ class OmniDraft(Method):
        a cached n-gram.
     3. Compute q. A shared token has the probability that the draft model gives it. An n-gram along
        the walk has the product of its tokens' probabilities. This product is subtracted from the
-       probability of the longest shorter n-gram, or of the first token of the walk.
+       probability of the longest other n-gram that begins this one. Without such an n-gram, it is
+       subtracted from the probability of the first token of the walk.
     4. Draw a token from q, and drop the KV entries after this token. Repeat from step 2 until
        `length` tokens are drafted.
     5. (engine) One target forward over the last committed token and the draft; verify; commit.

@@ -53,7 +53,10 @@ VANILLA = f"{BASELINE} / {HF_VANILLA}"
 def estimate_changes(
     scope: Scope, processes: ComparedProcesses, tolerance: float
 ) -> dict[RowKey, tuple[TimeChange, ...]]:
-    """Return the changes of the ratios of each row. Ratios that cannot be tested are omitted.
+    """Return, for each row of the comparison, how its time ratios changed between the two sides.
+
+    A time ratio is the time of the method divided by the time of its reference. A ratio with too
+    few measurements for a significance test is omitted.
 
     Args:
         processes: processes of the two sides.

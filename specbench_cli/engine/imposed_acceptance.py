@@ -36,7 +36,7 @@ class _ImposedAcceptance(Decoder):
 
     @torch.inference_mode()
     def execute(self, model_input: ModelInput) -> ModelOutput:
-        """Run a forward, then replace its logits."""
+        """Run a forward, then replace its logits by logits that give the imposed acceptance."""
         (b, n), seqs = model_input.shape, model_input.seqs
         begin = [model_input.state.position(seq) for seq in (range(b) if seqs is None else seqs)]
         out = super().execute(model_input)

@@ -1,12 +1,14 @@
 """Cost probe: measures the times of forwards, and of the host work between them, on this machine.
 
 Forwards: a round (`probe_rounds`) times every forward once. The result is the mean over all rounds
-that other programs did not disturb, without outliers. The mean is used because some times are much
-longer than others. A run contains these long times too, and a median would ignore them.
+that other programs did not disturb. Only times far outside the quartiles are dropped
+(`_trimmed_mean`). Other long times are kept, because a run contains them too, and a median would
+ignore them.
 
 Host work: real prompts are decoded with several methods. The decode time without the forwards,
-divided by the number of steps, is the host time of a step. It is modelled as a + b (draft forwards)
-+ c (drafted tokens). Non-negative least squares fits a, b and c. Chains, trees and heads are fitted
+divided by the number of steps, is the host time of a step. It is modelled as a + b * (number of
+draft forwards) + c * (number of drafted tokens). Non-negative least squares fits a, b and c.
+Chains, trees and heads are fitted
 separately. Decoding is greedy, so the cost of sampling is not included.
 
 Batches: a forward over several sequences takes longer than a forward over one sequence with as many

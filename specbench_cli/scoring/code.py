@@ -479,8 +479,9 @@ def _close_prompt(before: str) -> str:
 
 
 def _find_last_function(program: str) -> str | None:
-    """Return the name of the last function in the code before the answer, which the answer
-    continues.
+    """Return the name of the function that the model's answer completes.
+
+    This is the last function in `program`, the code before the answer. None if there is none.
     """
     tree = _parse(program)
     last = tree.body[-1] if tree and tree.body else None

@@ -304,7 +304,7 @@ _TCP_OPTIONS = tuple(range(1, 10))
 """TCP_NODELAY to TCP_DEFER_ACCEPT. TCP_CONGESTION and TCP_ULP choose modules of the kernel."""
 
 
-# Values as lines ------------------------------------------------------------------------------
+# Encoding of Python values as lines of text, for the pipes of the sandbox -----------------------
 
 
 def _identity(value: Any) -> Any:

@@ -83,7 +83,7 @@ class TrainingReply(NamedTuple):
     Attributes:
         answer: the answer. It ends with an EOS token unless it reached the length limit. Empty if
             the target wrote no answer.
-        first_row: row of the first token in `HiddenStateFiles`.
+        first_row: row in `HiddenStateFiles` of the first token of the prompt.
     """
 
     prompt: list[int]
@@ -394,9 +394,10 @@ class _GrowingReply:
         return self.in_question or not self.prompt_request.greedy
 
     def add_token(self, token: int, ends: Collection[int]) -> TrainingReply | None:
-        """Add a token. Return the reply if it is complete, else None.
+        """Add the target's next token to the reply. Return the reply if it is complete, else None.
 
-        If a generated question is too short or too long, the reply has no answer.
+        The target may also write the question. If this question is too short or too long, the reply
+        ends without an answer.
         """
         room = MAX_LENGTH - len(self.prompt) - len(self.tokens) - 1
         if not self.in_question:

@@ -240,19 +240,22 @@ def _check_full_acceptance(
 
 
 def _must_accept_all(run: CaseRun, others: Sequence[CaseRun]) -> bool:
-    """Return True if the method must accept every draft token of a run whose models are equal.
+    """Return True if the method must accept every draft token of a run.
 
-    A method may draft from another distribution than its draft model's on purpose, for example at
-    another temperature. It is not required to accept all tokens then. This is detected as follows:
+    In this run, the draft model is equal to the target. A method may still draft on purpose from
+    another distribution, for example at another temperature. Then it need not accept all tokens.
+    How this is detected depends on the decoding rule of the run:
 
-    - Rejection: drafts have a q. A rejection is allowed if q differs from p
-      (`_q_explains_rejection`). Runs with drafts without a q are not checked.
-    - Coupled: some first draft tokens are rejected, because the draft does not use the same noise.
-    - Greedy: q differs from p under another rule with the same parameters. But even then the draft
-      must not read wrong rows, or be right less often than a random guess.
+    - Rejection: q differs from p at the rejected token (`_q_explains_rejection`). A run with drafts
+      without a q is not checked.
+    - Coupled: some first draft tokens are rejected, which shows that the draft does not use the
+      same noise.
+    - Greedy: in a run with the same parameters under another decoding rule, q differs from p. The
+      method must still accept all tokens if the draft reads rows at wrong positions, or is right
+      less often than a random guess.
 
     Args:
-        others: all runs, with all parameters and rules.
+        others: all runs, with all parameters and decoding rules.
     """
     rule, vocab = run.case.sampling.rule, run.case.tables[0].shape[-1]
     same_params = [other for other in others if other.params == run.params]

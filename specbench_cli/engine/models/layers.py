@@ -150,13 +150,14 @@ class LayerReader:
 
 
 class FusedWeights:
-    """All weights of a Llama-like model.
+    """All weights of a Llama-like model. Matrices with the same input are joined into one.
 
     Args:
         config: transformers config.
-        read: Object that reads the layers.
-        rotary: Rotation that determines the order of query and key rows.
-        output_ids: Token id [r] of each row of the output matrix. None means all ids in order.
+        read: Object that reads tensors from the checkpoint, one layer at a time.
+        rotary: Rotary embedding. The rows of the query and key matrices are ordered to fit it.
+        output_ids: Token id of each row of the output matrix, shape [rows]. None means all ids in
+            order.
 
     Attributes:
         outputs: Output matrix [V, hidden]. None if the matrix is packed, or has rows for only some

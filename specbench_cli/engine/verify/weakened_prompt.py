@@ -42,8 +42,8 @@ class WeakenedPromptReader:
         place: int = 0,
     ) -> None:
         self._contrast = contrast
-        # This text needs no stop rule, because the session's stop rule has already shortened the
-        # outcomes that it gets.
+        # The stop rule of this text has no stop tokens: the session's own stop rule has already
+        # shortened each verification outcome before this text gets it.
         self._text = Text(contrast.weaken(prompt), StopRule(frozenset(), longest), target.device)
         self._scoring = Scoring(target, state, self._text, place)
         self._kept = 0  # end of the committed tokens in the state

@@ -113,7 +113,10 @@ def _attach(descriptor: Any) -> MessageBuffer:
 
 
 class Doorbell:
-    """One end of a doorbell, which is a pair of sockets. A signal consists of two integers."""
+    """One end of a doorbell: a pair of sockets, with which two processes wake each other.
+
+    A process rings after it has written to the shared memory. A signal consists of two integers.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)

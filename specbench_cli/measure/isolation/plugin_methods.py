@@ -94,7 +94,8 @@ class PluginMethods:
     ) -> list[MeasurementReply]:
         """Measure outputs of a method in its plug-in process.
 
-        If the process has ended, a new process is started, and the method is warmed up again.
+        If the process has ended and the method keeps nothing between prompts, a new process is
+        started, and the method is warmed up again.
 
         Args:
             method_run: The method.
@@ -102,8 +103,8 @@ class PluginMethods:
             size, chunk, arrivals: See `BatchMeasurement`.
 
         Raises:
-            MethodFault: the process did not return a result. Or an earlier process ended, so that
-                the method has lost what it had learned.
+            MethodFault: the process did not return a result, or it had ended before and the method
+                learns between prompts, so that what it had learned is lost.
         """
         process, limit = self._processes[method_run.label], self._plan.config.timeout_per_prompt
         if not process.alive and method_run.method.state_scope != "prompt":

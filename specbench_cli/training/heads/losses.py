@@ -452,6 +452,8 @@ def _cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Return the cross-entropy at each slot, and whether the draft vocabulary contains the label.
 
+    A slot is a position of the text from which the head drafts.
+
     Args:
         prediction: the target's prediction, used as label. None means that the tokens of the text
             are the labels.
