@@ -440,7 +440,7 @@ def _escape_python_messages() -> None:
     These may contain untrusted text, e.g. the model_type of a checkpoint.
     """
 
-    class Record(logging.LogRecord):
+    class EscapedLogRecord(logging.LogRecord):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             if (
@@ -469,7 +469,7 @@ def _escape_python_messages() -> None:
             name = args.thread.name if args.thread else "?"
             _note_trace(f"Exception in thread {name}:\n{''.join(lines)}")
 
-    logging.setLogRecordFactory(Record)
+    logging.setLogRecordFactory(EscapedLogRecord)
     warnings.showwarning = print_warning
     threading.excepthook = print_thread_error
 

@@ -1,10 +1,8 @@
 """A test that names of classes and functions follow the rules in CONTRIBUTING.md.
 
 A name fails if it is a single word without meaning of its own, such as a participle, an adverb or
-a pronoun. It also fails if it contains a word that the field does not use. `names_left.txt` lists
-the failing names that are not renamed yet. The list may only get shorter.
-
-    python -m tests.test_names      updates the list after names were renamed
+a pronoun. It also fails if it contains a word that the field does not use. A class name may exist
+only once.
 """
 
 import ast
@@ -13,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-LEFT = Path(__file__).with_name("names_left.txt")
 PACKAGES = ("specbench_cli", "methods", "recipes", "benchmarks")
 
 MEANINGLESS = set(
@@ -94,12 +91,5 @@ def find_failing_names() -> set[str]:
     return found
 
 
-def test_only_listed_names_break_the_rules():
-    listed = set(LEFT.read_text(encoding="utf-8").splitlines())
-    found = find_failing_names()
-    assert sorted(found - listed) == [], "rename these: CONTRIBUTING.md, Code of style"
-    assert sorted(listed - found) == [], "these are gone: python -m tests.test_names"
-
-
-if __name__ == "__main__":
-    LEFT.write_text("".join(f"{name}\n" for name in sorted(find_failing_names())), encoding="utf-8")
+def test_names_follow_the_rules():
+    assert sorted(find_failing_names()) == [], "rename these: CONTRIBUTING.md, Code of style"

@@ -171,7 +171,7 @@ def command(*models: str | OptionSubset) -> Callable[[Callable[..., Any]], Calla
         ]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        def built() -> Callable[..., Any]:
+        def build_function() -> Callable[..., Any]:
             groups = find()
 
             def run(**values: Any) -> Any:
@@ -179,7 +179,9 @@ def command(*models: str | OptionSubset) -> Callable[[Callable[..., Any]], Calla
 
             return _with_signature(run, function, [_text_parameter(s) for g in groups for s in g])
 
-        return _attach(function, built, lambda: [each for group in find() for each in group])
+        return _attach(
+            function, build_function, lambda: [each for group in find() for each in group]
+        )
 
     return decorate
 
@@ -195,7 +197,7 @@ def parsed_command(model: str) -> Callable[[Callable[..., Any]], Callable[..., A
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        def built() -> Callable[..., Any]:
+        def build_function() -> Callable[..., Any]:
             def run(typer_context: typer.Context, **values: Any) -> Any:
                 given = {name: value for name, value in values.items() if value is not None}
                 hint = f"{typer_context.command_path} --help"
@@ -207,7 +209,7 @@ def parsed_command(model: str) -> Callable[[Callable[..., Any]], Callable[..., A
             parameters = [_parsed_parameter(each) for each in _model_option_fields(model)]
             return _with_signature(run, function, [context, *parameters])
 
-        return _attach(function, built, lambda: _model_option_fields(model))
+        return _attach(function, build_function, lambda: _model_option_fields(model))
 
     return decorate
 
@@ -216,8 +218,8 @@ def build(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a copy of a command's function that has one parameter per option. Typer reads
     these.
     """
-    built: Callable[[], Callable[..., Any]] = getattr(function, "build", lambda: function)
-    return built()
+    build: Callable[[], Callable[..., Any]] = getattr(function, "build", lambda: function)
+    return build()
 
 
 def command_option_fields(function: Callable[..., Any]) -> list[OptionField]:
