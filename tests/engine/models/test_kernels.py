@@ -106,7 +106,7 @@ def test_a_recorded_forward_with_kernels_is_unchanged(
     In float64 a CPU lays out norms and rotations as a GPU does in half precision.
     """
     monkeypatch.setattr(fused, "find_triton_kernels", lambda device, dtype: kernels)
-    monkeypatch.setattr(LayerReader, "place", lambda self, weight: weight)
+    monkeypatch.setattr(LayerReader, "store", lambda self, weight: weight)
     folder = tiny_checkpoint(family, **more)
     plain, own = (load_decoder(folder, name="target", dtype=torch.float64) for _ in range(2))
     own.record(lambda body: body)
