@@ -10,9 +10,10 @@ from typing import Self
 
 from specbench_cli.api import (
     Draft,
-    DraftModelMethod,
     Field,
+    Method,
     MethodParams,
+    Outcome,
     Pick,
     Session,
     Tokens,
@@ -25,7 +26,7 @@ class SkeletonBatchParams(MethodParams):
     length: int = Field(4, ge=1, description="draft tokens per step and sequence")
 
 
-class SkeletonBatch(DraftModelMethod):
+class SkeletonBatch(Method):
     """SkeletonBatch: one draft forward adds a draft token to every sequence of the batch.
 
     Lossless because each sequence is drafted and verified as if it were alone: a draft token x from
@@ -35,13 +36,18 @@ class SkeletonBatch(DraftModelMethod):
     1. Feed the draft model the pending tokens of every sequence.
     2. Pick one token for each sequence per forward, up to `length`.
     3. (engine) One target forward over all sequences; verify and commit each.
-    4. (base class) Drop the state entries of rejected tokens.
+    4. Drop the state entries of rejected tokens.
     """
 
     name = "skeleton-batch"
     Params = SkeletonBatchParams
     params: SkeletonBatchParams
     needs = frozenset({"draft"})
+
+    def start(self, session: Session) -> None:
+        """Create an empty state. The first step feeds it the prompts of all sequences together."""
+        self.model = session.draft()
+        self.state = session.new_state(self.model)
 
     def propose(self, session: Session, limit: int) -> Draft:
         """Carry out steps 1 and 2 for a single sequence."""
@@ -71,3 +77,7 @@ class SkeletonBatch(DraftModelMethod):
                 picks[at].append(members[at][1].pick(out, position))
                 x[at] = Tokens(picks[at][-1][0][None])
         return [own.chain_of_picks(chain) for (_, own), chain in zip(members, picks, strict=True)]
+
+    def observe(self, session: Session, outcome: Outcome) -> None:
+        """Carry out step 4. The last committed token has no state entry yet."""
+        self.state.rollback(0, min(self.state.length(), len(session.tokens()) - 1))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench_cli import registry
+from specbench_cli import registry, skeletons
 from specbench_cli.audit.models.tiny import create_tiny_models
 from specbench_cli.audit.runner import CHECKS, run_checks
 from specbench_cli.audit.subject import AuditSubject
@@ -13,19 +13,19 @@ from specbench_cli.engine.request import Request
 from specbench_cli.engine.sequence import StopRule
 from specbench_cli.engine.verify.sampling import Sampling
 
-FILE = Path(__file__).parent / "plugins" / "batched.py"
+FILE = Path(skeletons.__file__).with_name("batch.py")
 
 
 @pytest.fixture(scope="module")
 def batched():
     registry.load_plugin(str(FILE))
-    return registry.load("batched")
+    return registry.load("skeleton-batch")
 
 
 def test_it_passes_the_audit(batched):
     wrong = [
         each
-        for each in run_checks(AuditSubject.from_method("batched", batched), CHECKS)
+        for each in run_checks(AuditSubject.from_method("skeleton-batch", batched), CHECKS)
         if not each.passed
     ]
     assert not wrong

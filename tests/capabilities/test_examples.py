@@ -1,14 +1,14 @@
-"""The plug-ins of docs/how-to/methods.md pass every check and are short."""
+"""The skeletons, and the plug-in of docs/tutorials/add-a-method.md, pass every check."""
 
 from pathlib import Path
 
 import pytest
 
-from specbench_cli import registry
+from specbench_cli import registry, skeletons
 from specbench_cli.testing import CHECKS, check
 
-PLUGINS = Path(__file__).parent / "plugins"
-EXAMPLES = ("lookup", "drafted", "tree")
+SKELETONS = sorted(Path(skeletons.__file__).parent.glob("[!_]*.py"))
+EXAMPLES = (*SKELETONS, Path(__file__).parent / "plugins/drafted.py")
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def _no_other_plugins(monkeypatch):
 
 
 @pytest.mark.parametrize("name", CHECKS)
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_example_passes(example, name):
-    found = check(PLUGINS / f"{example}.py", name)
+    found = check(example, name)
     assert all(each.passed and each.figure for each in found)
