@@ -28,7 +28,7 @@ REFERENCE = ROOT / "results/reference"
 GALLERY = "gallery"
 """The folder of the static gallery on the site, as `specbench publish` makes it."""
 MARK = "<!-- gallery -->"
-"""Where docs/gallery.md shows the reference runs."""
+"""Place in docs/gallery.md where the reference runs are inserted."""
 _BESIDE = (
     "README.md",
     "CHANGELOG.md",

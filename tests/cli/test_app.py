@@ -121,7 +121,7 @@ def test_light_command_takes_under_400_ms(args):
     assert any(cpu_seconds() < 0.4 for _ in range(5))
 
 
-# What goes to stdout and stderr
+# Contents of stdout and stderr
 
 
 VERSIONS = f"Python {platform.python_version()}\ntorch {metadata.version('torch')}\n"

@@ -89,12 +89,12 @@ def each_fed(trace, draws):
 
 
 def exits(trace, draws):
-    """Whether the target can continue from the draft, and the logits of all exits."""
+    """Return the waits of a step with early exits: one for a draft, one for the exit logits."""
     return min(1, each_forward(trace, draws)) + 1
 
 
 def sure_exits(trace, draws):
-    """Also the exit's confidence."""
+    """Return the waits of `exits`, and those for the confidence at the exit."""
     return each_forward(trace, draws) + exits(trace, draws)
 
 

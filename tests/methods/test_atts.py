@@ -63,8 +63,8 @@ def test_the_p_value_counts_ties_as_worse_scores():
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 0.6])
-def test_of_exchangeable_scores_a_share_alpha_is_rejected(alpha):
-    """Of 40 calibration scores, floor(41 alpha) / 41 is rejected, over draws of both."""
+def test_a_share_alpha_of_exchangeable_scores_is_rejected(alpha):
+    """With 40 calibration scores, the share floor(41 alpha) / 41 of random scores is rejected."""
     chance, rule, rejected, n = random.Random(1), ConformalRule(alpha=alpha), 0, 3000
     for _ in range(n):
         scores = sorted(chance.random() for _ in range(40))

@@ -23,7 +23,7 @@ ID = torch.tensor([[5, 17, 80, 3, 41]])
 
 @pytest.fixture(scope="module")
 def made(target):
-    """What a random head of each kind is made of, with norms that are not all ones."""
+    """Return a function that creates a random head, with norms that are not all ones."""
 
     def make(kind):
         files = kind.module.random(target, 11).as_loaded()
@@ -416,7 +416,7 @@ def test_that_command_converts_it(pickled, tmp_path, target, made):
 
 
 class Harm:
-    """What a pickle may hold."""
+    """An object whose unpickling runs a function."""
 
     def __reduce__(self):
         return print, ("harm was done",)

@@ -58,7 +58,7 @@ def prompt_of(family: str, n: int) -> tuple[tuple[int, ...], ExtraInput | None]:
 
 
 def plain(module: Any, request: Request, sampling: Sampling) -> tuple[list[int], float]:
-    """What transformers' module and warpers say in a loop: no cache, and none of our code."""
+    """Decode with transformers' module and warpers, without a cache and without our code."""
     oracle, text, margin = Oracle(module), list(request.ids), float("inf")
     noise = Noise(sampling.seed, request.prompt_id, request.turn, 197, torch.device("cpu"))
     for position in range(BUDGET):

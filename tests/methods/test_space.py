@@ -28,7 +28,7 @@ def head(family):
 
 
 def by_transformers(module, head, ids):
-    """What a text's last row says, and a group of masks behind it: one plain causal forward."""
+    """Return the logits of the text's last row and of the masks after it, in one causal forward."""
     k = head.sizes["levels"]
     rows = module.model.embed_tokens(torch.tensor([ids]))
     rows = torch.cat((rows, head.mask.expand(1, k, -1)), 1)

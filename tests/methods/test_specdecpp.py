@@ -188,7 +188,7 @@ def decoders(family):
 
 
 def predicted(head, rows):
-    """What a stored head says of normed rows."""
+    """Return the acceptance probabilities that a stored head predicts for normalized rows."""
     return head(rows).softmax(-1)[:, 1]
 
 

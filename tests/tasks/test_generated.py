@@ -25,7 +25,7 @@ from specbench_cli.training.generated.world import WORLD
 FOLDER = Path(datasets_cfg.__path__[0])
 SHIPPED = {name: FOLDER / name / f"{name}.jsonl" for name in tasks.TASKS}
 TRAINED_POSITIONS = 1024
-"""Of the embedded family; see its model card."""
+"""Maximum position in the training of the embedded family; see its model card."""
 WORD = re.compile(r"[^\W\d]+")
 
 

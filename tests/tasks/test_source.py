@@ -1,4 +1,4 @@
-"""Where the file of a dataset is searched, and which copies are accepted."""
+"""Search of a dataset's file, and the copies that are accepted."""
 
 import gzip
 import hashlib

@@ -31,7 +31,8 @@ BEGIN, VOCABULARY, LENGTH = 3, 40, 24
 DRAFT_IDS = torch.tensor([0, 2, 5, 6, 7, *range(20, 40)])
 KINDS = ("eagle", "eagle3", "mtp")
 PREFIX = ("hydra++", "clover")
-"""Whose layer reads the target's rows alone; they begin by passing these on, so all is drawn."""
+"""Heads whose layer reads only the target's rows. All their weights are drawn at random here,
+because a new head passes the rows on unchanged."""
 
 
 @pytest.fixture(scope="module")

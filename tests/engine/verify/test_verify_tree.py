@@ -266,7 +266,7 @@ def test_the_accepted_path_is_the_longest_that_matches_the_choices(case):
     path = match(tree, tokens, choices)
     assert matches(path)
     assert path == tree.path(path[-1] if path else ROOT)
-    # Of equal siblings the first is followed, so a longer path may exist below the other one.
+    # The first of two equal siblings is followed, so the other one may begin a longer path.
     last = path[-1] if path else ROOT
     assert not any(tokens[child] == choices[last + 1] for child in tree.children[last])
     siblings_differ = all(

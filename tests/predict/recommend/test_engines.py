@@ -40,7 +40,7 @@ OPTIONS = {
     },
     "vLLM": {"--speculative-config"},
 }
-"""What their documentation has, as it was when the lines were checked."""
+"""Options in the documentation of each engine when the command lines were checked."""
 
 
 def fill_command(engine, method, form):
