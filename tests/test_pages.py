@@ -143,7 +143,7 @@ def test_redirects_of_the_site_lead_to_pages():
 
 
 def test_the_table_in_readme_is_the_report_of_the_committed_run(capsys):
-    run = "results/reference/default-2cores"
+    run = "results/reference/readme-2cores"
     assert app._run(["report", str(ROOT / run)]) == 0
     table = capsys.readouterr().out.partition("speedup by family")[0]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
