@@ -185,42 +185,19 @@ def _runs() -> dict[str, Path]:
 
 
 def _describe_run(name: str) -> dict[str, Any]:
+    from specbench_cli.store.summary_file import describe_fastest
+
     manifest = _describe_run_fully(name)
     config = manifest.get("config", {}).get("effective", {})
     return {
         "name": name,
         "created_utc": manifest.get("created_utc"),
         "status": manifest.get("status"),
-        "best": _best_method(_runs()[name]),
+        "best": describe_fastest(_runs()[name]),
         "target": config.get("target"),
         "tasks": config.get("tasks"),
         "methods": [choice["label"] for choice in config.get("methods", [])],
     }
-
-
-def _best_method(folder: Path) -> str | None:
-    """Return the fastest lossless method of a finished run, with its speedup and interval.
-
-    If the interval of the speedup includes 1, the text does not call the method fastest. Return
-    None if the run has no summary.
-    """
-    from specbench_cli.store.summary_file import read_summary_rows
-
-    best, speed = None, 1.0
-    rows = read_summary_rows(folder)
-    try:
-        for row in rows:
-            special = {row[key] for key in ("peer", "broken", "upper_bound", "control")}
-            if row["lossless"] != "True" or special != {"False"} or not row["speedup_low"]:
-                continue
-            low, high, speedup = (
-                float(row[key]) for key in ("speedup_low", "speedup_high", "speedup")
-            )
-            if low > 1 and speedup > speed:
-                best, speed = f"{row['label']} {speedup:.2f}x [{low:.2f}, {high:.2f}]", speedup
-    except (KeyError, ValueError):
-        return None  # a summary of another version
-    return best or ("none is faster" if rows else None)
 
 
 def _describe_run_fully(name: str) -> dict[str, Any]:
