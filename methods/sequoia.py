@@ -63,9 +63,13 @@ class BestTrees:
         self.best = best  # value of m nodes on `depth` levels, using children k, k + 1, ...
 
     def nodes(self, m: int, depth: int, *above: int, k: int = 0) -> Iterator[tuple[int, ...]]:
-        """Yield the nodes of the best tree.
+        """Yield the nodes of the best tree with m nodes and at most `depth` levels.
 
         A node is written as the ranks of the children on its path.
+
+        Args:
+            above: Path of the parent of all nodes.
+            k: Rank of the first child of this parent.
         """
         if y := self.best(m, depth, k)[1]:
             yield (*above, k)

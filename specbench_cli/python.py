@@ -102,8 +102,8 @@ def run(
         _keep_thread_count(),
         make_progress(json=False, start_s=_start_s()) if progress else ProgressDisplay() as view,
     ):
-        # Without ipywidgets, transformers warns in notebooks about a progress bar. specbench does
-        # not use it.
+        # In notebooks without ipywidgets, transformers warns that it cannot show its progress bar.
+        # specbench does not use this bar, so hide the warning.
         warnings.filterwarnings("ignore", message="IProgress not found")
         plan, run_dir = start_run(run_config, sources, folder, view)
         with show_resume_command(run_dir.path, view, is_repeat=False):

@@ -185,7 +185,7 @@ class UnfusedHead(Head, Artifact):
         return scatter_logits(logits.index_select(-1, draft_ids), draft_ids, logits.shape[-1])
 
     def _write(self, state: KVState, embedded: Tensor, features: Tensor) -> None:
-        """Add committed tokens to both layers of the KV cache."""
+        """Add the inputs of committed tokens to layer 1 of the KV cache, and extend both layers."""
         n, first = embedded.shape[1], state.length()
         state.require(first, n)
         new = slice(first, first + n)

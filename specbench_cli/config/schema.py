@@ -11,8 +11,9 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.config.sources import PARAM_FIELDS
 
 HEADER = """\
-# Settings of `specbench run` in this folder. Each line has the name and value of an option. Options
-# on the command line and variables SPECBENCH_NAME override them. Lines with # show the defaults.
+# Settings of `specbench run` in this folder: an option and its value on each line. Options on the
+# command line and environment variables, such as SPECBENCH_LIMIT, override them. The options that
+# start with # show the defaults.
 methods: [sps, pld]
 tasks: [mini]
 limit: 12

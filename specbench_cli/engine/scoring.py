@@ -81,15 +81,12 @@ class Scoring:
         self._feature_cache: FeatureCache | None = None
         self.look_ahead_rows: LookAheadRows | None = None
         self._paused: PausedForward | None = None  # the forward in progress
-        self._num_reread = (
-            0  # committed tokens before the root that the last forward processed again
-        )
-        self._root_output: ModelOutput | None = (
-            None  # output at the root if a separate forward computed it
-        )
-        self._length_before_partial: tuple[int, int] | None = (
-            None  # position and rows before partial forwards wrote
-        )
+        # Committed tokens before the root that the last forward processed again.
+        self._num_reread = 0
+        # Output at the root if a separate forward computed it.
+        self._root_output: ModelOutput | None = None
+        # Position and rows before partial forwards wrote.
+        self._length_before_partial: tuple[int, int] | None = None
         self._pending: PendingScore | None = None  # state of a partial forward that can continue
 
     def score(self, draft: Draft, proposed: int | None = None) -> Tensor:
@@ -225,7 +222,10 @@ class Scoring:
         self._feature_cache = FeatureCache(self.target.decoder, layers)
 
     def look_ahead(self, head: MeteredHead) -> LookAheadRows:
-        """Prepare target forwards that include the extra rows of a `LookAhead` head."""
+        """Return an object that adds the rows of a `LookAhead` head to the target's forwards.
+
+        These rows follow text tokens. From their outputs, the head drafts.
+        """
         if not self.state.by_row:
             raise ChainsOnly(
                 f"{self.target.name} does not support `LookAhead` heads: its state is recurrent",

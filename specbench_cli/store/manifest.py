@@ -55,9 +55,10 @@ class _MethodConfig(TypedDict, total=False):
 
 
 class _EffectiveConfig(TypedDict, total=False):
-    """Configuration of a run.
+    """Configuration of a run, as stored in its manifest. It may contain more keys.
 
-    These are the keys that specbench reads, so their types are checked.
+    Only the keys that specbench reads are listed here. Their types are checked when a manifest is
+    loaded.
     """
 
     __pydantic_config__ = _ALLOW_EXTRA  # type: ignore[misc]

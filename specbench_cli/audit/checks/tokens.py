@@ -371,7 +371,7 @@ def _order_finding(
 
 
 def _weights(workspace: Workspace) -> dict[str, Tensor]:
-    """Return copies of the tables that are the weights of the run's models."""
+    """Return copies of the weights of the run's models, which are tables of next-token logits."""
     tables = {name: getattr(each, "table", None) for name, each in workspace.decoders.items()}
     return {name: table.clone() for name, table in tables.items() if table is not None}
 

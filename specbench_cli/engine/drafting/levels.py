@@ -43,15 +43,14 @@ class Levels:
     def __init__(self, session: Session, model: Metered, state: State) -> None:
         self._session, self.model, self.state = session, model, state
         self.fed = self._depth = 0
-        self._text_length = self._root_position = (
-            0  # length of the text, and its last token's position, at `begin`
-        )
-        # For each node of the last level, the processed nodes it attends to: a byte string per
-        # node, or a bool tensor [n, fed].
+        # Length of the text, and its last token's position, at `begin`.
+        self._text_length = self._root_position = 0
+        # For each of the n nodes of the last level: which of the processed nodes it attends to.
+        # This is one byte string per node, with a byte for each processed node, or a bool tensor
+        # [n, number of processed nodes].
         self._visible: list[bytes] | Tensor = [b""]
-        self._features: Tensor | None = (
-            None  # features for a head's next forward: of the root, or of a level
-        )
+        # Features for a head's next forward: of the root, or of a level.
+        self._features: Tensor | None = None
         self._reset()
 
     @classmethod

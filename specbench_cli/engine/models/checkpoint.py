@@ -150,7 +150,9 @@ class Weights(Mapping[str, Tensor]):
 
 
 class RandomWeights(Weights):
-    """Random tensors for a model shape: a folder with only a config.json that contains `specbench`.
+    """Random tensors for a model shape, which is a folder with only a config.json.
+
+    The config has the key `specbench`, so that no other folder is taken for a shape.
 
     The tensor shapes come from the transformers module of the config. Each access draws the same
     numbers. A tensor repeats one block of normal random numbers, because costs do not depend on the

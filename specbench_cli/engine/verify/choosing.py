@@ -101,8 +101,9 @@ class Chooser:
     def candidates(
         self, rows: Tensor, width: int, first: int, depths: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """Return the best children of draft nodes without a random draw, as `Session.candidates`
-        does.
+        """Return the most probable children of each draft node. Nothing is drawn at random.
+
+        `Session.candidates` calls this function.
         """
         values, tokens = ranking.top(self._log_probs(rows, first, depths), width)
         return tokens, values

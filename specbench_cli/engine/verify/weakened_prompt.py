@@ -21,6 +21,9 @@ from specbench_cli.engine.verify.uscd import Contrast
 class WeakenedPromptReader:
     """Object that scores each draft a second time with the target, after the weakened prompt.
 
+    The weakened prompt has the first token and the last tokens of the prompt. The logits of both
+    prompts are contrasted (`Contrast`).
+
     Its model state keeps the rows of committed tokens, as the target's main state does. Its
     forwards count as forwards of the target.
 
