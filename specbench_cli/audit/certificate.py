@@ -31,7 +31,7 @@ VERDICTS = {
     "PASSED": "all checks passed",
     "BROKEN": "its output violates its guarantee",
     "MISDECLARED": "its code contradicts the declarations of its class",
-    "FAULTY": "its outputs are right, but its states, counters, clock or acceptance are wrong",
+    "FAULTY": "its outputs are right, but its states, counters, timing or acceptance are wrong",
     "NOT SHOWN": "no case could test its guarantee; all other checks passed",
     "NO CLAIM": "it guarantees nothing about its output; all possible checks passed",
     "AGREES": "a method of another program; its outputs equal the target's",

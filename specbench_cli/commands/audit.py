@@ -30,7 +30,7 @@ EPILOG = "\n\n".join(
         " AGREES or DIFFERS: a method of another program, whose outputs equal the target's or not.",
         "Verdicts with exit code 1: BROKEN: the output violates the method's guarantee;"
         " MISDECLARED: the class declares what the code does not do; FAULTY: outputs are right, but"
-        " states, counters, clock or acceptance are wrong; NOT SHOWN: no case could test the"
+        " states, counters, timing or acceptance are wrong; NOT SHOWN: no case could test the"
         " guarantee.",
     )
 )

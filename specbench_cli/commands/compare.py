@@ -47,8 +47,8 @@ def compare(options: CompareOptions) -> ExitCode:
 
     If machine, versions and settings are the same, output tokens and counters (steps, drafted and
     accepted tokens) must be equal. Otherwise, lossless methods must still pass the check against
-    vanilla, and their counters may differ for one prompt or 1% of them. Times are compared only
-    between runs of one machine. To detect small slowdowns, run both sides with
+    vanilla, and their counters may differ for at most 1% of the prompts, but always for one. Times
+    are compared only between runs of one machine. To detect small slowdowns, run both sides with
     `specbench run --in-turn`.
     """
     if options.save is not None and options.over_time:

@@ -31,7 +31,8 @@ def export(options: ExportOptions) -> ExitCode:
     """Export a run to Inspect AI, lm-evaluation-harness, Weights & Biases or MLflow.
 
     At least one of --inspect, --lm-eval, --wandb and --mlflow is needed. Each output has the score
-    same_output: 1 if it equals vanilla's output or differs only at a near-tie, else 0. If the task
+    same_output: 1 if it equals vanilla's output, or first differs where the target's two best
+    tokens have nearly equal logits (a near-tie), else 0. If the task
     scores answers, the output also has that score. Speedups are stored as metadata. No data leaves
     this machine, unless MLFLOW_TRACKING_URI names a server.
     """

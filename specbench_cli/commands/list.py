@@ -41,9 +41,9 @@ class Listing(NamedTuple):
 
 @parsed_command("specbench_cli.config.commands:ListOptions")
 def list_(options: ListOptions) -> None:
-    """List methods, tasks, models, runs, or names for `specbench predict`, or show one of them.
+    """List methods, tasks, models, runs, model shapes or hardware, or show one of them.
 
-    The names for `specbench predict` are model shapes (--shape) and hardware (--hardware).
+    Model shapes and hardware are names for `specbench predict` (--shape, --hardware).
     """
     kind, name = options.kind, options.name
     if (options.markdown or options.families) and (

@@ -28,7 +28,8 @@ def publish(options: PublishOptions) -> ExitCode:
 
     A run is refused if it is not finished, if outputs failed or a method is broken, if other
     programs disturbed its times, if the program or the machine changed while it ran, if it has
-    several targets, if all outputs are replayed or made by random weights, or if it has no speedup.
+    several targets, if it used --verify replay or models with random weights, or if no method has a
+    speedup over vanilla.
     """
     from specbench_cli.report.gallery.checks import check_publishable
     from specbench_cli.report.gallery.gallery import publish as add

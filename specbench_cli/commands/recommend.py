@@ -35,8 +35,8 @@ EPILOG = "\n\n".join(
     (
         "Examples:",
         *EXAMPLES,
-        "traffic.jsonl has one OpenAI chat completion request per line, or is a batch file"
-        " (docs/how-to/tasks.md).",
+        "traffic.jsonl has one OpenAI chat completion request per line, or is an input file of"
+        " OpenAI's Batch API (docs/how-to/tasks.md).",
     )
 )
 _SETTINGS = options.OptionSubset(

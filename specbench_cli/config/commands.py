@@ -124,7 +124,8 @@ class CompareOptions(CommandOptions):
         Option(
             ARGUMENTS,
             "BASE NEW",
-            "Two runs to compare: run folders, `last`, folders of repeated runs, or baselines. With"
+            "Two runs to compare: run folders, `last`, folders with several runs of one command,"
+            " or baselines. With"
             " --save or --over-time: any number of runs.",
         ),
     ] = []

@@ -28,7 +28,7 @@ def _run_option(name: str, **changes: Any) -> Option:
     inherited = {
         "panel": PROBE,
         "help": "As in `specbench run`.",
-        "default": "as in run",
+        "default": "the default of specbench run",
         "complete": None,
     }
     return replace(option, **(inherited | changes))
@@ -84,7 +84,7 @@ class PredictOptions(CommandOptions):
         Option(
             PREDICTION,
             "LABEL",
-            "With --sweep: label of the method in RUN whose recorded acceptance is used.",
+            "With --sweep: the row of RUN's table whose recorded acceptance is used, by its label.",
             default="the one with the most drafted tokens",
         ),
     ] = None
@@ -142,7 +142,7 @@ class PredictOptions(CommandOptions):
         _run_option(
             "dtype",
             help="As in `specbench run`. With --hardware: the modelled type.",
-            default="as in run; bfloat16 with --hardware",
+            default="the default of specbench run; bfloat16 with --hardware",
         ),
     ] = None
     graphs: Annotated[str | None, _run_option("graphs")] = None

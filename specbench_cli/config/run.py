@@ -194,7 +194,10 @@ class RunConfig(BaseModel):
     draft: Annotated[
         str | None,
         Option(
-            WHAT, "MODEL", "Draft model, in the same forms as --target.", default="the target's"
+            WHAT,
+            "MODEL",
+            "Draft model, in the same forms as --target.",
+            default="known for the target",
         ),
     ] = Field(None, min_length=1)
     targets: Annotated[
@@ -230,7 +233,12 @@ class RunConfig(BaseModel):
     ] = None
     category: Annotated[
         Words,
-        Option(WHAT, "NAME", "Use only prompts of these categories or families.", default="all"),
+        Option(
+            WHAT,
+            "NAME",
+            "Use only prompts of these categories or task families, e.g. translation.",
+            default="all",
+        ),
     ] = []
     prompts: Annotated[
         Words, Option(WHAT, "ID", "Use only these prompts, e.g. mini/qa-003.", default="all")
@@ -297,8 +305,8 @@ class RunConfig(BaseModel):
             "Verification rule. rejection (speculative sampling) and block keep the target's"
             " distribution. coupled: all methods use the same random noise, so every lossless"
             " method generates vanilla's text. replay: every method, at any temperature, must emit"
-            " vanilla's stored tokens. Its output proves nothing, but counters and times compare"
-            " exactly.",
+            " vanilla's stored tokens. Its output says nothing about correctness, but all"
+            " methods decode the same tokens, so counters and times can be compared directly.",
             default="rejection",
             choices=("rejection", "coupled", "block", "replay"),
         ),

@@ -11,9 +11,8 @@ from specbench_cli.config.run import RunConfig
 from specbench_cli.config.sources import PARAM_FIELDS
 
 HEADER = """\
-# Settings of `specbench run` in this folder: an option and its value on each line. Options on the
-# command line and environment variables, such as SPECBENCH_LIMIT, override them. The options that
-# start with # show the defaults.
+# Settings of `specbench run` in this folder: one option per line. Lines with # show the defaults.
+# Command-line options and environment variables (such as SPECBENCH_LIMIT) take precedence.
 methods: [sps, pld]
 tasks: [mini]
 limit: 12

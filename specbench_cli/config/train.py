@@ -114,7 +114,9 @@ HeadTarget = Annotated[
     ),
 ]
 Verifier = Annotated[str, Option(WHAT, "MODEL", "Target model, a Llama-like chat model.")]
-Drafter = Annotated[str | None, Option(WHAT, "MODEL", "Draft model.", default="the target's")]
+Drafter = Annotated[
+    str | None, Option(WHAT, "MODEL", "Draft model.", default="known for the target")
+]
 LossOfHead = Annotated[
     HeadLoss,
     Option(
@@ -144,7 +146,7 @@ class DraftOptions(CommandOptions):
             WHAT,
             "MODEL",
             "Initial draft model. It must have the target's vocabulary.",
-            default="the target's",
+            default="known for the target",
         ),
     ] = None
     layers: Annotated[
@@ -203,7 +205,8 @@ class DraftOptions(CommandOptions):
         Option(
             TRAINING,
             "N",
-            "Pretrain from random weights for N steps first (embedded models only). 0 keeps the"
+            "Pretrain from random weights for N steps first (only for the small models of"
+            " specbench: embedded-...). 0 keeps the"
             " draft's weights.",
         ),
     ] = 0
@@ -253,7 +256,7 @@ class RepliesOptions(CommandOptions):
         Option(
             WHAT,
             "eagle|eagle3|mtp",
-            "Kind of head whose hidden states of the target are stored too.",
+            "Also store the hidden states of the target that this kind of head reads.",
         ),
     ] = "eagle"
     seed: Seed = 0
@@ -326,7 +329,12 @@ class AcceptanceOptions(CommandOptions):
     mixing: Annotated[
         float,
         Field(ge=0, le=1),
-        Option(TRAINING, "X", "Share of positions with the target's own token."),
+        Option(
+            TRAINING,
+            "X",
+            "Share of positions in the training texts that keep the target's token. The others get"
+            " the draft's.",
+        ),
     ] = 0.15
     rejection_weight: Annotated[
         float, Field(ge=0), Option(TRAINING, "X", "Weight of rejections in the loss.")

@@ -50,7 +50,8 @@ for head in HEADS:
         epilog=_epilog(
             f"specbench train {head.__name__} --out heads",
             f"specbench train {head.__name__} --smoke --out smoke",
-            "Training for the embedded target takes about 15 minutes on one core; --smoke takes"
+            "Training for the small target in the package (embedded) takes about 15 minutes on"
+            " one core; --smoke takes"
             " seconds and downloads nothing.",
         ),
     )(head)

@@ -23,7 +23,8 @@ def rest(options: DatastoreOptions) -> None:
 
     With --text, the datastore contains your text files, for any target. Without --text, the target
     answers training questions, and the datastore contains its replies, which are stored in
-    OUT/training. This works only for the embedded targets. Repeat the command to resume.
+    OUT/training. This works only for the small targets of specbench (embedded). Repeat the command
+    to resume.
     """
     from specbench_cli.models import resolve
     from specbench_cli.training.corpus import load_gsm8k
