@@ -22,7 +22,7 @@ from specbench_cli.api import (
     Session,
     create_size_rule,
     max_nodes,
-    select,
+    rerank,
 )
 
 
@@ -88,12 +88,12 @@ class Eagle2(Method):
         growth = Growth.create(session, params.width)
         growth.add(out)
         for _ in range(1, depth):
-            growth.add(levels.feed(*growth.best()))
+            growth.add(levels.feed(*growth.select_likeliest_paths()))
         levels.drop()
         # Step 3: Keep the best nodes of all levels. They form a tree because no child scores higher
         # than its parent.
         size = create_size_rule(
             session, levels.model, params.nodes, width=params.width, depth=depth
         )
-        ids, parents, _ = select(growth.candidates(), max_nodes(params.nodes), size)
+        ids, parents, _ = rerank(growth.candidates(), max_nodes(params.nodes), size)
         return session.tree(ids, parents)

@@ -76,7 +76,7 @@ class Tli(Method):
             # Step 2: q is the draft model's distribution, restricted to shared tokens.
             logits = self.model.forward(x, self.text.state)
             # Step 3: Draw a token, and let the draft model process it.
-            picks.append(session.pick(translation.to_target_logits(logits), len(picks)))
+            picks.append(session.pick(translation.restrict_to_shared(logits), len(picks)))
             x = Tokens(translation.to_draft_ids(picks[-1][0])[None])
         return session.chain_of_picks(picks)
 

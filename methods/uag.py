@@ -7,6 +7,7 @@ assisted generation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -86,7 +87,24 @@ class Uag(Method):
         self.written = host.numbers(torch.cat(tokens)) if tokens else []
         # Step 3: Tokenize the text of these tokens for the target.
         before = session.tokens()[-self.params.behind :] if self.params.behind else ()
-        return session.chain(self.text.translation.to_target_ids(before, self.written)[:limit])
+        return session.chain(self.tokenize_draft(before)[:limit])
+
+    def tokenize_draft(self, before: Sequence[int]) -> list[int]:
+        """Return the target tokens that represent the text of the draft tokens `written`.
+
+        A target token may contain both the end of the committed text and the beginning of the
+        draft. So the last committed tokens are tokenized together with the draft. If this changes
+        them, the draft is tokenized alone.
+
+        Args:
+            before: Last committed tokens.
+        """
+        target, draft = self.text.translation.target, self.text.translation.draft
+        data = complete_characters(draft.decode(self.written))
+        both = target.encode(target.decode(before) + data)
+        if both[: len(before)] == [*before]:
+            return both[len(before) :]
+        return target.encode(data)
 
     def observe(self, session: Session, outcome: Outcome) -> None:
         """Translate the newly committed text: step 1 of the next decoding step.
@@ -94,3 +112,15 @@ class Uag(Method):
         The draft model has no KV entry for the last committed token yet.
         """
         self.text.follow(session.tokens(), self.written)
+
+
+def complete_characters(data: bytes) -> bytes:
+    """Return the bytes without an incomplete UTF-8 character at the end."""
+    for n in range(1, min(3, len(data)) + 1):
+        lead = data[-n]
+        if 0xC0 <= lead < 0xF8:  # begins a character of two bytes, three or four
+            size = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+            return data[:-n] if size > n else data
+        if not 0x80 <= lead < 0xC0:  # is one by itself
+            break
+    return data

@@ -58,7 +58,7 @@ from specbench_cli.engine.learning import Topics
 
 # Drafts that are trees, drafted with one forward per level (`Levels`). A tree has a fixed shape
 # (`TreeTemplate`, `fill`), or grows where the draft model is confident (`Growth`): `grow` calls
-# `expand` and `select`. `create_size_rule` chooses the number of nodes, up to `max_nodes`.
+# `expand` and `rerank`. `create_size_rule` chooses the number of nodes, up to `max_nodes`.
 from specbench_cli.engine.verify.tree import ROOT
 from specbench_cli.engine.drafting.levels import HeadLevels, Levels
 from specbench_cli.engine.drafting.template import (
@@ -76,7 +76,7 @@ from specbench_cli.engine.drafting.growth import (
     Growth,
     expand,
     grow,
-    select,
+    rerank,
     create_size_rule,
 )
 from specbench_cli.engine.drafting.growth_params import GrowthParams, Nodes, max_nodes
@@ -258,8 +258,8 @@ __all__ = [
     "ranking",
     "read_config",
     "read_output_ids",
+    "rerank",
     "scatter_logits",
-    "select",
     "sha256_of",
     "siblings",
     "tree_of_choices",
@@ -325,6 +325,7 @@ FORMER_NAMES = {
     "rows_of": "build_tree_mask",
     "rule_of": "create_length_rule",
     "said_ids": "read_output_ids",
+    "select": "rerank",
     "size_of": "create_size_rule",
     "spread": "scatter_logits",
     "told_ids": "output_id_tensors",

@@ -22,7 +22,7 @@ from specbench_cli.api import (
     create_size_rule,
     expand,
     max_nodes,
-    select,
+    rerank,
 )
 
 
@@ -95,5 +95,5 @@ class Eagle3(Method):
         size = create_size_rule(
             session, levels.model, params.nodes, width=params.width, depth=depth
         )
-        ids, parents, _ = select(found, max_nodes(params.nodes), size)
+        ids, parents, _ = rerank(found, max_nodes(params.nodes), size)
         return session.tree(ids, parents)

@@ -115,10 +115,10 @@ class OmniDraft(Method):
     def _distribution(self, walk: list[int], outs: list[ModelOutput]) -> ModelOutput:
         """Return the logits of q (step 3 of the class docstring)."""
         if not walk:
-            return self.translation.to_target_logits(outs[0])
+            return self.translation.restrict_to_shared(outs[0])
         distributions = [out.rows[-1].double().softmax(-1) for out in outs]
         q = (
-            self.translation.to_target_logits(
+            self.translation.restrict_to_shared(
                 ModelOutput(distributions[0].log()[None, None], outs[0].hidden)
             )
             .rows[0]

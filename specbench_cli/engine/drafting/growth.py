@@ -108,7 +108,7 @@ def grow(
         nodes: Maximum number of nodes in the tree.
         size: Rule that selects a tree size below `nodes` from the values of the nodes, or None.
     """
-    chosen = select(expand(levels, first, session, k=k, depth=depth), nodes, size)
+    chosen = rerank(expand(levels, first, session, k=k, depth=depth), nodes, size)
     return GrownTree(session.tree(chosen.ids, chosen.parents), chosen.fed)
 
 
@@ -121,11 +121,11 @@ def expand(
     growth = Growth.create(session, k)
     growth.add(first)
     for _ in range(1, depth):
-        growth.add(levels.feed(*growth.best()))
+        growth.add(levels.feed(*growth.select_likeliest_paths()))
     return growth.candidates()
 
 
-@renamed_members(of="create")
+@renamed_members(of="create", best="select_likeliest_paths")
 class Growth:
     """Growth of a dynamic tree, level by level.
 
@@ -159,7 +159,7 @@ class Growth:
             self._parents += [node] * self._width
             self._values += [value + gain for gain in worth]
 
-    def best(self) -> tuple[list[int] | Tensor, list[int] | Tensor]:
+    def select_likeliest_paths(self) -> tuple[list[int] | Tensor, list[int] | Tensor]:
         """Select the `k` nodes of the newest level whose paths have the highest probability.
 
         Returns:
@@ -197,7 +197,7 @@ class _DeviceGrowth(Growth):
         self._levels.append((tokens, parents, values))
         self._depth += 1
 
-    def best(self) -> tuple[list[int] | Tensor, list[int] | Tensor]:
+    def select_likeliest_paths(self) -> tuple[list[int] | Tensor, list[int] | Tensor]:
         """Select the nodes of the newest level whose paths have the highest probability."""
         tokens, _, values = self._levels[-1]
         if self._depth == 1:  # sorted already, and children of the root
@@ -215,7 +215,7 @@ class _DeviceGrowth(Growth):
         return CandidateNodes(*host.lists(*parts, fed))
 
 
-def select(candidates: CandidateNodes, nodes: int, size: SizeRule | None = None) -> SelectedNodes:
+def rerank(candidates: CandidateNodes, nodes: int, size: SizeRule | None = None) -> SelectedNodes:
     """Return the candidates with the highest values as a tree.
 
     If values are equal, the node nearer to the root comes first, so parents precede their children.

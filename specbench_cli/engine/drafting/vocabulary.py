@@ -171,6 +171,7 @@ def _piece_decoder(tokenizer_json: Mapping[str, Any]) -> Callable[[str], bytes]:
     raise ValueError(f"unknown decoder of tokens: {', '.join(kinds) or 'none'}")
 
 
+@renamed_members(to_target_logits="restrict_to_shared")
 class Translation:
     """Map between the vocabularies of a target and of its draft model.
 
@@ -192,10 +193,10 @@ class Translation:
             [self.target_to_draft.get(at, 0) for at in range(len(target.pieces))], device
         )
 
-    def to_target_logits(self, out: ModelOutput) -> ModelOutput:
-        """Return the draft model's logits over target ids.
+    def restrict_to_shared(self, out: ModelOutput) -> ModelOutput:
+        """Return the logits of the tokens that both vocabularies contain, by target id.
 
-        Target ids that the draft model's vocabulary does not contain get logits of -inf.
+        All other target ids get logits of -inf.
         """
         rows = out.rows
         ours = rows.new_full((*rows.shape[:-1], len(self.target.pieces)), -torch.inf)
@@ -219,32 +220,3 @@ class Translation:
             return [self.target_to_draft[token]]
         ids = self.draft.encode(piece)
         return ids if self.draft.decode(ids) == piece else []
-
-    def to_target_ids(self, before: Sequence[int], ids: Sequence[int]) -> list[int]:
-        """Return the target tokens that represent some draft tokens after a text.
-
-        A target token may contain both the end of the text and the beginning of the draft. So the
-        last tokens of the text are tokenized together with the draft. If this changes the tokens of
-        the text, the draft is tokenized alone.
-
-        Args:
-            before: Last target tokens of the text.
-            ids: Draft tokens. If their bytes end with an incomplete character, it is dropped.
-        """
-        data = _drop_partial_character(self.draft.decode(ids))
-        both = self.target.encode(self.target.decode(before) + data)
-        if both[: len(before)] == [*before]:
-            return both[len(before) :]
-        return self.target.encode(data)
-
-
-def _drop_partial_character(data: bytes) -> bytes:
-    """Return the bytes without an incomplete UTF-8 character at the end."""
-    for n in range(1, min(3, len(data)) + 1):
-        lead = data[-n]
-        if 0xC0 <= lead < 0xF8:  # begins a character of two bytes, three or four
-            size = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
-            return data[:-n] if size > n else data
-        if not 0x80 <= lead < 0xC0:  # is one by itself
-            break
-    return data

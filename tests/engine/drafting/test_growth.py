@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench_cli.engine import host
-from specbench_cli.engine.drafting.growth import CandidateNodes, best_size, expand, grow, select
+from specbench_cli.engine.drafting.growth import CandidateNodes, best_size, expand, grow, rerank
 from specbench_cli.engine.drafting.levels import Levels
 from specbench_cli.engine.verify.sampling import Sampling
 from specbench_cli.engine.verify.tree import ROOT, build_tree
@@ -182,21 +182,21 @@ def test_a_tie_is_won_by_the_shallower_node():
     found = CandidateNodes(
         [*range(6)], [-1, -1, 0, 0, 2, 2], [0.0, -1.0, 0.0, -1.0, 0.0, -1.0], [0, 1, 2]
     )
-    assert [select(found, n).parents for n in range(4)] == [
+    assert [rerank(found, n).parents for n in range(4)] == [
         (),
         (-1,),
         (-1, 0),
         (-1, 0, 1),
     ]
-    assert select(found, 4).ids == [0, 1, 2, 4]
-    assert select(found, 5).ids == [0, 1, 2, 3, 4]
+    assert rerank(found, 4).ids == [0, 1, 2, 4]
+    assert rerank(found, 5).ids == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("hole", [-math.inf, math.nan])
 def test_a_token_of_probability_zero_is_never_proposed(hole):
     found = CandidateNodes([*range(5)], [-1, -1, 0, 0, 1], [-0.5, hole, -0.7, hole, hole], [0, 1])
-    assert select(found, 5).ids == [0, 2]
-    assert select(found, 5).fed == (0, -1)
+    assert rerank(found, 5).ids == [0, 2]
+    assert rerank(found, 5).fed == (0, -1)
 
 
 def test_the_rows_of_a_path_are_found_in_the_drafts_state(growth):
@@ -221,13 +221,13 @@ def test_a_smaller_size_keeps_the_best_nodes(growth):
 
     whole, small = (
         paths(session.tree(chosen.ids, chosen.parents))
-        for chosen in (select(found, 12), select(found, 12, size))
+        for chosen in (rerank(found, 12), rerank(found, 12, size))
     )
     assert len(small) == 5
     assert set(small) <= set(whole)
     assert sizes == sorted(found.values, reverse=True)[:12]
-    assert len(select(found, 12, lambda _: 99).ids) == 12
-    assert select(found, 12, lambda _: 0).parents == ()
+    assert len(rerank(found, 12, lambda _: 99).ids) == 12
+    assert rerank(found, 12, lambda _: 0).parents == ()
 
 
 # ---- the best tree size --------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from methods.omnidraft.method import OmniDraft, OmniDraftParams
 from methods.tli import Tli, TliParams
-from methods.uag import Uag, UagParams
+from methods.uag import Uag, UagParams, complete_characters
 from methods.vanilla import Vanilla
 from specbench_cli.audit.enumeration import total_variation
 from specbench_cli.audit.reference import Reference
@@ -190,17 +190,17 @@ def test_a_target_token_is_spelled_by_draft_tokens_or_has_no_spelling(theirs):
 @settings(max_examples=25, deadline=None)
 def test_draft_tokens_are_spelled_in_target_tokens(theirs, before, said):
     target, draft = VOCABULARIES["bpe"], VOCABULARIES[theirs]
-    translation = Translation(target, draft, CPU)
-    ids = translation.to_target_ids(
-        target.encode(before.encode())[-3:], draft.encode(said.encode())
-    )
+    method = Uag(UagParams())
+    method.text = SimpleNamespace(translation=Translation(target, draft, CPU))
+    method.written = draft.encode(said.encode())
+    ids = method.tokenize_draft(target.encode(before.encode())[-3:])
     assert target.decode(ids) == said.encode()
 
 
 def test_an_incomplete_character_waits_for_its_end():
-    target, draft = VOCABULARIES["bpe"], VOCABULARIES["sentencepiece"]
+    draft = VOCABULARIES["sentencepiece"]
     half = draft.encode("a\U0001f600".encode()[:-1])
-    assert target.decode(Translation(target, draft, CPU).to_target_ids([], half)) == b"a"
+    assert complete_characters(draft.decode(half)) == b"a"
 
 
 # ---- decoding -----------------------------------------------------------------------------------
